@@ -6,6 +6,8 @@ import copy
 import gc
 import json
 import re
+import subprocess
+import sys
 import tempfile
 import warnings
 import weakref
@@ -392,6 +394,19 @@ def test_old_weights_go_as_new_ones_come(tmp_path: Path) -> None:
         load(model, tmp_path)
     assert alive == [True, True, False]  # of k, of q, of v
     assert old() is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux")
+def test_memory_of_a_process(tmp_path: Path) -> None:
+    """What it has of its own is at no time more than the model and one tensor."""
+    script = Path(__file__).parents[1] / "nvfp4_peak_memory.py"
+    found = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    sizes = json.loads(found.stdout.splitlines()[-1])
+    assert sizes["model"] > 2e8
+    assert sizes["model"] - 2**22 < sizes["stays"] <= sizes["peak"] + 2**20, sizes
+    assert sizes["peak"] < sizes["model"] + sizes["largest"], sizes
 
 
 def test_progress(tmp_path: Path, capsys: Any) -> None:

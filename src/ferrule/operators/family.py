@@ -100,7 +100,9 @@ def settled(value: Any) -> Any:
     Dynamo looks at the value now: that is how it groups numbers."""
     if type(value) is tuple:
         return tuple([settled(item) for item in value])
-    if type(value) in (int, float, bool):
+    if type(value) is bool:
+        return True if value else False  # noqa: SIM210, a condition settles it
+    if type(value) in (int, float):
         ((value, _),) = itertools.groupby((value,))
     return value
 

@@ -147,7 +147,9 @@ class TorchOp:
         for i, parameter, number_type in self.arguments:
             value = values[i]
             if number_type is None:
-                if (value is not None or not parameter.optional) and not _is_tensor_like(value):
+                if isinstance(value, torch.Tensor) or (value is None and parameter.optional):
+                    continue
+                if not _is_tensor_like(value):
                     if not _tracing():  # Dynamo cannot look at other libraries' types
                         self._refuse_mixed(parameter, value, values)
                     _input_dtype(self.op, parameter, value)  # says that it is none

@@ -82,9 +82,13 @@ class Checkpoint:
 
     def read(self, name: str, device: Any = "cpu") -> Any:
         """A tensor of its own, on a device: the file may go afterwards."""
-        tensor = self._opened[self.tensors[name].file].get_tensor(name)
+        tensor = self.mapped(name)
         moved = tensor.to(device)
         return moved.clone() if moved is tensor else moved
+
+    def mapped(self, name: str) -> Any:
+        """A tensor on the CPU as the file has it, to be copied from while this is open."""
+        return self._opened[self.tensors[name].file].get_tensor(name)
 
     def size(self, name: str) -> int:
         """How many bytes a tensor has."""

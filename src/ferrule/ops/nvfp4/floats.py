@@ -209,18 +209,21 @@ class Floats:
             value = self._read(source, own.device)
             if source.expert is not None:
                 at = (value.shape[0] if source.order == 1 else 0, source.expert)
-                own[at[1], at[0] : at[0] + value.shape[0]] = value.to(own.dtype)
+                own[at[1], at[0] : at[0] + value.shape[0]].copy_(value)
             elif len(sources) > 1:
-                own[start : start + value.shape[0]] = value.to(own.dtype)
+                own[start : start + value.shape[0]].copy_(value)
                 start += value.shape[0]
             else:
                 own.copy_(value)
 
     def _read(self, source: _Source, device: Any) -> Any:
-        value = self.checkpoint.read(source.name, device)
+        """What is copied from: the mapped file itself, where nothing is computed."""
         if source.name in self.of_fp8:
+            value = self.checkpoint.read(source.name, device)
             scale = self.checkpoint.read(self.of_fp8[source.name], device).float()
             value = value.float() * scale.reshape(-1, 1)
+        else:
+            value = self.checkpoint.mapped(source.name)
         return value if source.rows is None else value[source.rows]
 
     def _materialised(self, meta: Any) -> Any:

@@ -14,7 +14,7 @@ from ..quantized import Rule, quantized_matmul
 from ..quantized_tiles import PERSISTENT
 from ..quantizing import dequantize
 from ..rows import on_cpu
-from . import humming
+from . import arguments, humming
 
 FORMATS = {"nvfp4": Format("nvfp4", 16, 4), "mxfp4": Format("mxfp4", 32, 4)}
 SCALES = {"nvfp4": "(float8_e4m3fn, uint8)", "mxfp4": "(float8_e8m0fnu, uint8)"}
@@ -69,7 +69,12 @@ def nvfp4_linear(
         >>> ferrule.ops.nvfp4_linear(np.ones(16, np.float32), w, scale, np.float32(0.5))
         array([8., 8.], dtype=float32)
     """
-    return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
+    try:
+        return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
+    except Exception as error:
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
+        arguments.explain(error, "nvfp4_linear", given | {"bias": bias})
+        raise
 
 
 def mxfp4_linear(
@@ -87,7 +92,12 @@ def mxfp4_linear(
 
     Source: OCP Microscaling Formats Specification 1.0.
     """
-    return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
+    try:
+        return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
+    except Exception as error:
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "bias": bias}
+        arguments.explain(error, "mxfp4_linear", given)
+        raise
 
 
 def _linear(
@@ -95,8 +105,7 @@ def _linear(
 ) -> Any:
     function = f"{mode}_linear"
     checked_backend(function, backend, BACKENDS[mode])
-    w_packed = as_bytes(function, "w_packed", w_packed)
-    formats.check_arrays(function, x=x, w_scale=w_scale, **({} if bias is None else {"bias": bias}))
+    w_packed = as_bytes(w_packed)
     if backend == "dequantize" and on_cpu(x):
         raise ferrule.KernelError(
             f"[{function}] backend='dequantize', whose product is cuBLAS's, but x is on a "
@@ -104,7 +113,7 @@ def _linear(
         )
     by_row = False
     if mode == "nvfp4":
-        scale_2 = as_factor(function, "w_scale_2", scale_2, x)
+        scale_2 = as_factor(scale_2, x)
         by_row = scale_2.ndim > 0 and scale_2.shape[0] != 1
     arrays = [array for array in (x, w_packed, w_scale, scale_2) if array is not None]
     invariant = False
@@ -135,23 +144,17 @@ def checked_backend(function: str, backend: Any, backends: tuple[str, ...]) -> N
         )
 
 
-def as_bytes(function: str, name: str, array: Any) -> Any:
+def as_bytes(array: Any) -> Any:
     """Codes of E2M1 as bytes, where they are given in torch's dtype for two of them."""
-    formats.check_arrays(function, **{name: array})
     if dtype_name(array) == "float4_e2m1fn_x2":
         return array.view(library(array).uint8)
     return array
 
 
-def as_factor(function: str, name: str, scale: Any, like: Any) -> Any:
-    """A second scale as an array where the array ``like`` is.
-
-    Raises:
-        KernelTypeError: it is neither a number nor an array.
-    """
+def as_factor(scale: Any, like: Any) -> Any:
+    """A second scale as an array where the array ``like`` is."""
     if type(scale) in (int, float) or (type(scale).__module__ == "numpy" and scale.ndim == 0):
         return filled(float(scale), like)
-    formats.check_arrays(function, **{name: scale})
     return scale
 
 
@@ -235,18 +238,33 @@ def linear_op(
         gradients: list[Any] = [None] * len(primals)
         (c,) = cotangents
         if mode == "nvfp4" and wanted[3]:
-            raise ferrule.KernelError(
-                f"[op] op {op.name!r} has no derivative with respect to 'w_scale_2'. Differentiate "
-                "with respect to x and bias, and give w_scale_2 as a buffer, not a parameter."
-            )
+            raise _no_derivative(op.name)
         if wanted[0]:
             gradients[0] = _turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
         if biased and wanted[-1]:
             gradients[-1] = c.reshape(-1, c.shape[-1]).sum(0)
         return gradients
 
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        if mode == "nvfp4" and tangents[3] is not None:
+            raise _no_derivative(op.name)
+        if tangents[0] is None:
+            tangent = library(outputs[0]).zeros_like(outputs[0])
+        else:
+            matrix = primals[1 : 3 + rule.has_factor]
+            tangent = linear_op(mode, by_row, False)(tangents[0], *matrix)
+        return (tangent + tangents[-1] if biased and tangents[-1] is not None else tangent,)
+
     op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
     return op
+
+
+def _no_derivative(op: str) -> ferrule.KernelError:
+    return ferrule.KernelError(
+        f"[op] op {op!r} has no derivative with respect to 'w_scale_2'. Differentiate with respect "
+        "to x and bias, and give w_scale_2 as a buffer, not a parameter."
+    )
 
 
 def _turned(

@@ -209,17 +209,29 @@ class NVFP4Linear(_Quantized):
         layer = cls(half * 2, rows, bias=False, activations=activations, device="meta")
         tensors = {"w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
         layer._fill(tensors if input_scale is None else {**tensors, "input_scale": input_scale})
-        if bias is not None and tuple(bias.shape) != (rows,):
+        if bias is not None and tuple(getattr(bias, "shape", ())) != (rows,):
             raise ferrule.KernelError(
-                f"[NVFP4Linear] bias has the shape {tuple(bias.shape)}; expected {(rows,)}, as "
-                "w_packed has rows."
+                f"[NVFP4Linear] bias is a {type(bias).__name__} of shape "
+                f"{tuple(getattr(bias, 'shape', ()))}; expected a tensor of shape {(rows,)}, as "
+                "w_packed has rows, or None."
             )
         layer.bias = None if bias is None else nn.Parameter(bias.detach(), bias.requires_grad)
         return layer
 
     @classmethod
     def from_linear(cls, linear: Any) -> NVFP4Linear:
-        """The layer with a `torch.nn.Linear`'s weight, quantised, and its bias, which is shared."""
+        """The layer with a `torch.nn.Linear`'s weight, quantised, and its bias, which is shared.
+
+        Raises:
+            KernelTypeError: it has no weight and bias, or None in its place.
+            KernelError: as `quantize_nvfp4` says.
+        """
+        if not (hasattr(linear, "weight") and hasattr(linear, "bias")):
+            raise ferrule.KernelTypeError(
+                f"[NVFP4Linear] from_linear got a layer {type(linear).__name__}; expected one with "
+                "weight and bias, as torch.nn.Linear. Of a matrix alone give "
+                "from_tensors(*quantize_nvfp4(matrix))."
+            )
         layer = cls.from_tensors(*quantize_nvfp4(linear.weight.detach()))
         layer.bias = linear.bias
         return layer.train(linear.training)  # type: ignore[no-any-return]
@@ -317,7 +329,12 @@ class NVFP4Experts(_Quantized):
 
     @classmethod
     def from_tensors(cls, activation: str = "silu", **tensors: Any) -> NVFP4Experts:
-        """The experts of these buffers, by their names; with input scales W4A4."""
+        """The experts of these buffers, by their names; with input scales W4A4.
+
+        Raises:
+            KernelError: one is missing, has another dtype or shape, or there is no such buffer.
+        """
+        _check_names(tensors)
         experts, rows, half = tensors["w13_packed"].shape
         activations = "nvfp4" if "w13_input_scale" in tensors else None
         sizes = experts, half * 2, rows // 2
@@ -407,6 +424,25 @@ _BUFFERS_OF_EXPERTS = (
 )
 
 
+def _check_names(tensors: Mapping[str, Any]) -> None:
+    """That all buffers of experts are there, and nothing else; both input scales, or none."""
+    inputs = any(name in tensors for name in _BUFFERS_OF_EXPERTS[6:])
+    names = _BUFFERS_OF_EXPERTS if inputs else _BUFFERS_OF_EXPERTS[:6]
+    lacking = [name for name in names if name not in tensors]
+    unknown = [name for name in tensors if name not in names]
+    if lacking or unknown:
+        raise ferrule.KernelError(
+            f"[NVFP4Experts] from_tensors lacks {', '.join(lacking) or 'nothing'}, and has no use "
+            f"for {', '.join(unknown) or 'nothing else'}; expected {', '.join(names)}."
+        )
+    shape = tuple(getattr(tensors["w13_packed"], "shape", ()))
+    if len(shape) != 3:
+        raise ferrule.KernelError(
+            f"[NVFP4Experts] w13_packed is a {type(tensors['w13_packed']).__name__} of shape "
+            f"{shape}; expected a tensor [E, 2 * I, H / 2]. Stack the matrices of all experts."
+        )
+
+
 def gated(activation: str, gate: Any, up: Any) -> Any:
     """``activation(gate) * up``, of the reference of W4A4.
 
@@ -430,10 +466,10 @@ def _autocast(x: Any) -> Any:
 
 def _check_sizes(module: str, activations: str | None, **sizes: int) -> None:
     for name, size in sizes.items():
-        if size <= 0 or size % GROUP:
+        if not hasattr(size, "__index__") or size <= 0 or size % GROUP:
             raise ferrule.KernelError(
-                f"[{module}] {name}={size}; expected a positive multiple of {GROUP}, since {GROUP} "
-                "neighbours share a scale. Leave this layer as it is, or pad it with zeros."
+                f"[{module}] {name}={size!r}; expected a positive multiple of {GROUP}, since "
+                f"{GROUP} neighbours share a scale. Leave this layer as it is, or pad it."
             )
     if activations not in ACTIVATIONS:
         raise ferrule.KernelError(

@@ -10,7 +10,7 @@ import ferrule
 from .. import formats
 from ..arrays import cast, count, filled, library, mapped_ids
 from ..quantized import gather_qmm
-from . import experts_cuda, humming
+from . import arguments, experts_cuda, humming
 from .linear import FORMATS, SCALES, as_bytes, checked_backend
 
 BACKENDS = {"nvfp4": ("humming", "reference"), "mxfp4": ("reference",)}
@@ -69,11 +69,16 @@ def nvfp4_moe(
             with respect to hidden_states and topk_weights.
         KernelTypeError: an argument is no array.
     """
-    return _moe(
-        "nvfp4", hidden_states, topk_weights, topk_ids,
-        [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2],
-        expert_map, activation, apply_router_weight_on_input, backend,
-    )  # fmt: skip
+    matrices = [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2]
+    try:
+        return _moe(
+            "nvfp4", hidden_states, topk_weights, topk_ids, matrices,
+            expert_map, activation, apply_router_weight_on_input, backend,
+        )  # fmt: skip
+    except Exception as error:
+        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
+        arguments.explain(error, "nvfp4_moe", given)
+        raise
 
 
 def mxfp4_moe(
@@ -98,11 +103,16 @@ def mxfp4_moe(
 
     Returns, Raises: as `nvfp4_moe` says.
     """
-    return _moe(
-        "mxfp4", hidden_states, topk_weights, topk_ids,
-        [w13_packed, w13_scale, None, w2_packed, w2_scale, None],
-        expert_map, activation, apply_router_weight_on_input, backend,
-    )  # fmt: skip
+    matrices = [w13_packed, w13_scale, None, w2_packed, w2_scale, None]
+    try:
+        return _moe(
+            "mxfp4", hidden_states, topk_weights, topk_ids, matrices,
+            expert_map, activation, apply_router_weight_on_input, backend,
+        )  # fmt: skip
+    except Exception as error:
+        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
+        arguments.explain(error, "mxfp4_moe", given)
+        raise
 
 
 def nvfp4_moe_batched(
@@ -132,31 +142,28 @@ def nvfp4_moe_batched(
     Raises:
         KernelError, KernelTypeError: as `nvfp4_moe` says.
     """
-    formats.check_arrays("nvfp4_moe_batched", hidden_states=hidden_states, counts=counts)
-    if hidden_states.ndim != 3 or counts.ndim != 1:
-        raise ferrule.KernelError(
-            f"[nvfp4_moe_batched] hidden_states has the shape {tuple(hidden_states.shape)}, counts "
-            f"{tuple(counts.shape)}; expected [E, C, H] and [E]."
-        )
-    formats.check_arrays("nvfp4_moe_batched", w13_packed=w13_packed)
-    sizes = [array.shape[0] for array in (hidden_states, counts, w13_packed)]
-    if len({*sizes}) > 1:
-        raise ferrule.KernelError(
-            "[nvfp4_moe_batched] hidden_states, counts and w13_packed are of "
-            f"{', '.join(map(str, sizes))} experts; expected as many. Give each expert here its "
-            "rows and its count, which may be 0."
-        )
+    matrices = [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2]
+    given = _named(hidden_states, None, None, None, *matrices) | {"counts": counts}
+    arguments.check("nvfp4_moe_batched", given)
     of = library(hidden_states)
     experts, capacity, width = hidden_states.shape
     place = count(capacity, hidden_states)[None]
     ids = of.where(place < counts[:, None], count(experts, hidden_states)[:, None], -1)
     ones = filled(1.0, hidden_states)[None] + cast(ids * 0, "float32").reshape(-1, 1)
-    y = _moe(
-        "nvfp4", hidden_states.reshape(-1, width), ones, ids.reshape(-1, 1),
-        [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2],
-        None, activation, False, backend,
-    )  # fmt: skip
+    rows, ids = hidden_states.reshape(-1, width), ids.reshape(-1, 1)
+    try:
+        y = _moe("nvfp4", rows, ones, ids, matrices, None, activation, False, backend)
+    except Exception as error:
+        arguments.explain(error, "nvfp4_moe_batched", given)
+        raise
     return y.reshape(experts, capacity, width)
+
+
+def _named(*given: Any) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    matrices = (f"w{w}_{part}" for w in (13, 2) for part in ("packed", "scale", "scale_2"))
+    names = "hidden_states", "topk_weights", "topk_ids", "expert_map", *matrices
+    return dict(zip(names, given, strict=True))
 
 
 def _moe(
@@ -177,15 +184,11 @@ def _moe(
             f"[{function}] activation={activation!r}; expected one of "
             f"{', '.join(map(repr, ACTIVATIONS))}."
         )
-    formats.check_arrays(function, hidden_states=x, topk_weights=weights, topk_ids=ids)
     w13, scale13, second13, w2, scale2, second2 = matrices
-    w13 = _halves(function, "w13_packed", as_bytes(function, "w13_packed", w13))
-    scale13 = _halves(function, "w13_scale", scale13)
-    given = [x, weights, ids, w13, scale13]
+    given = [x, weights, ids, _halves(as_bytes(w13)), _halves(scale13)]
     if mode == "nvfp4":
-        formats.check_arrays(function, w13_scale_2=second13, w2_scale_2=second2)
         given.append(second13[:, None] if second13.ndim == 1 else second13)
-    given += [as_bytes(function, "w2_packed", w2), scale2]
+    given += [as_bytes(w2), scale2]
     given += [second2] * (mode == "nvfp4") + [expert_map] * (expert_map is not None)
     options = mode, activation, bool(on_input), expert_map is not None
     if backend == "humming":
@@ -195,20 +198,10 @@ def _moe(
     return (op.using(backend) if backend else op)(*given)
 
 
-def _halves(function: str, name: str, array: Any) -> Any:
-    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``.
-
-    Raises:
-        KernelError: it has no such shape.
-    """
-    formats.check_arrays(function, **{name: array})
+def _halves(array: Any) -> Any:
+    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``."""
     if array.ndim == 4:
         return array
-    if array.ndim != 3 or array.shape[1] % 2:
-        raise ferrule.KernelError(
-            f"[{function}] {name} has the shape {tuple(array.shape)}; expected [E, 2 * I, …]: rows "
-            "of the gate, then as many for up."
-        )
     experts, rows, width = array.shape
     return array.reshape(experts, 2, rows // 2, width)
 
@@ -254,6 +247,7 @@ def moe_op(
             version=1,
         )
     op.def_vjp(parts.vjp, version=1)
+    op.def_jvp(parts.jvp, version=1)
     return op
 
 
@@ -296,6 +290,10 @@ class _Slots:
         chosen = second[of.where(self.ids < 0, 0, self.ids)]
         return chosen[:, None] if chosen.ndim == 1 else chosen
 
+    def of_slots(self, weights: Any) -> Any:
+        """The weight of each slot, ``[M * k, 1]``."""
+        return cast(weights, "float32").reshape(-1)[self.order][:, None]
+
     def by_token(self, rows: Any) -> Any:
         """``[M, k, *]`` of what each slot has, zeros where it has no expert."""
         of, placed = library(rows), rows[self._back].reshape(*self._shape, rows.shape[1])
@@ -315,15 +313,25 @@ class _Parts(NamedTuple):
         scaled = self.mode == "nvfp4"
         expert_map = rest.pop() if len(rest) > (6 if scaled else 4) else None
         matrices = rest if scaled else [*rest[:2], None, *rest[2:], None]
+        slots = _Slots(self.mode, ids, expert_map, matrices[0].shape[0])
+        weight = slots.of_slots(weights)
+        return slots, matrices, weight, *self._halves(slots, matrices, x)
+
+    def _halves(self, slots: _Slots, matrices: list[Any], x: Any) -> tuple[Any, Any]:
+        """What both halves of w13 give of tokens, by slot."""
         w13, scale13, second13 = matrices[:3]
-        slots = _Slots(self.mode, ids, expert_map, w13.shape[0])
-        weight = cast(weights, "float32").reshape(-1)[slots.order][:, None]
         both = slots.product(cast(x, "float32")[slots.tokens], w13, scale13)
         gate, up = both[:, : w13.shape[2]], both[:, w13.shape[2] :]
-        if scaled:
+        if second13 is not None:
             second = slots.scale(second13)
             gate, up = gate * second[:, :1], up * second[:, -1:]
-        return slots, matrices, weight, gate, up
+        return gate, up
+
+    def _down(self, slots: _Slots, matrices: list[Any], hidden: Any) -> Any:
+        """What w2 gives of what it is multiplied with."""
+        w2, scale2, second2 = matrices[3:]
+        rows = slots.product(hidden, w2, scale2)
+        return rows if second2 is None else rows * slots.scale(second2)
 
     def _hidden(self, gate: Any, up: Any, weight: Any, dtype: Any) -> Any:
         """What the second product is of, rounded, in float32."""
@@ -335,9 +343,8 @@ class _Parts(NamedTuple):
     def layer(self, *primals: Any) -> Any:
         """The reference."""
         dtype = primals[0].dtype
-        slots, (_, _, _, w2, scale2, second2), weight, gate, up = self._first(primals)
-        rows = slots.product(self._hidden(gate, up, weight, dtype), w2, scale2)
-        rows = rows if second2 is None else rows * slots.scale(second2)
+        slots, matrices, weight, gate, up = self._first(primals)
+        rows = self._down(slots, matrices, self._hidden(gate, up, weight, dtype))
         return cast(slots.by_token(rows if self.on_input else rows * weight).sum(1), dtype)
 
     def vjp(self, primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
@@ -347,11 +354,7 @@ class _Parts(NamedTuple):
             KernelError: another is asked for.
         """
         if any(wanted[2:]):
-            raise ferrule.KernelError(
-                f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
-                "scales. Differentiate with respect to hidden_states and topk_weights, and give "
-                "the others as buffers, not parameters."
-            )
+            raise self._no_derivative
         x, weights = primals[:2]
         slots, matrices, weight, gate, up = self._first(primals)
         w13, scale13, second13, w2, scale2, second2 = matrices
@@ -378,6 +381,40 @@ class _Parts(NamedTuple):
             rows = slots.product(both, w13, scale13, transpose=False)
             gradients[0] = cast(slots.by_token(rows).sum(1), x.dtype)
         return gradients
+
+    def jvp(self, primals: Any, tangents: Any, outputs: Any) -> Any:
+        """The tangent of the layer, by those of hidden states and weights.
+
+        Raises:
+            KernelError: another input has one.
+        """
+        if any(tangent is not None for tangent in tangents[2:]):
+            raise self._no_derivative
+        slots, matrices, weight, gate, up = self._first(primals)
+        of_weight = weight * 0 if tangents[1] is None else slots.of_slots(tangents[1])
+        if tangents[0] is None:
+            of_gate, of_up = gate * 0, up * 0
+        else:
+            of_gate, of_up = self._halves(slots, matrices, tangents[0])
+        hidden = self._hidden(gate, up, weight, primals[0].dtype)
+        if self.on_input:
+            of_gate, of_up = of_gate * weight + gate * of_weight, of_up * weight + up * of_weight
+            gate, up = gate * weight, up * weight
+        value, slope = ACTIVATIONS[self.activation](library(gate), gate)
+        rows = self._down(slots, matrices, slope * of_gate * up + value * of_up)
+        if not self.on_input:
+            rows = rows * weight
+            if tangents[1] is not None:
+                rows = rows + self._down(slots, matrices, hidden) * of_weight
+        return (cast(slots.by_token(rows).sum(1), primals[0].dtype),)
+
+    @property
+    def _no_derivative(self) -> ferrule.KernelError:
+        return ferrule.KernelError(
+            f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
+            "scales. Differentiate with respect to hidden_states and topk_weights, and give the "
+            "others as buffers, not parameters."
+        )
 
 
 def _silu(of: Any, v: Any) -> tuple[Any, Any]:

@@ -152,9 +152,10 @@ def unpack(packed: Any) -> Any:
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
-def has_nan(scale: Any) -> Any:
-    """Which scales in E4M3 are NaN."""
-    return scale.view(torch.uint8) & 127 == 127
+def has_nan(scale: Any) -> bool:
+    """Whether a scale in E4M3 is NaN, 0x7F or 0xFF: by the largest byte, which needs no memory."""
+    largest = ((torch.int8, 127), (torch.uint8, 255))
+    return any(scale.numel() and int(scale.view(t).amax()) == nan for t, nan in largest)
 
 
 def check_scale_2(function: str, name: str, value: float) -> None:
