@@ -128,7 +128,8 @@ def shifted(array: Any, by: int) -> Any:
 
 def check(
     form: tuple[str, int, int], tile: Tile | Persistent, dtype: str, sizes: tuple[int, int, int],
-    split: int, by: int, folders: tuple[Path, Path], names: Names = MLX, factors: int = 0, bytes_by: int = 0,
+    split: int, by: int, folders: tuple[Path, Path], names: Names = MLX, factors: int = 0,
+    bytes_by: int = 0,
 ) -> None:  # fmt: skip
     mode, bits, group = form
     tile = tile.of(*form)
