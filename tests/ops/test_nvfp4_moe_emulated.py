@@ -18,7 +18,7 @@ from ferrule.ops.formats import Format
 from ferrule.ops.nvfp4 import experts_cuda
 from ferrule.ops.quantized_machine_cuda import MACHINE
 from ferrule.ops.quantized_persistent_cuda import machine
-from ferrule.ops.quantized_tiles import Persistent, Tile
+from ferrule.ops.quantized_tiles import MANY_OF_EXPERTS, TILES_OF_EXPERTS, Persistent, Tile
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("ml_dtypes")
@@ -31,6 +31,7 @@ T = {True: torch.bfloat16, False: torch.float16}
 TYPES = {torch.int32: "int", torch.int64: "int64_t", torch.float32: "float"}
 SMALL = Persistent((8, 16), each=2, x_stages=4, near=2)
 LOW = SMALL._replace(each=1, stages=2)
+FEW = experts_cuda._OF_FEW
 
 
 class Case(NamedTuple):
@@ -67,8 +68,7 @@ class Case(NamedTuple):
         )  # fmt: skip
         if isinstance(self.tile, Persistent):
             return layer.of_most(self.tile, self.tile)
-        few = self.tile[1].each == 1
-        return layer.of_few(*self.tile) if few else layer.of_many(*self.tile)
+        return (layer.of_few if self.tile == FEW else layer.of_many)(*self.tile)
 
     def library(self, headers: Path) -> Any:
         weights = "T" if self.weights is None else TYPES[self.weights]
@@ -182,6 +182,52 @@ def test_very_many(case: Case, slots: str, precompiled_headers: Path) -> None:
     turn = list(SLOTS).index(slots) + MOST.index(case)
     how = {"multiprocessors": 2 + turn // 2 % 2, "backwards": turn % 3 == 1}
     check(case, SLOTS[slots], precompiled_headers, by=turn % 2, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", MANY_OF_EXPERTS, ids=lambda tile: str(tile.tokens))
+def test_very_many_of_tiles_as_they_are(tile: Persistent, precompiled_headers: Path) -> None:
+    case = MOST[tile.tokens < 128]._replace(tile=tile)
+    for slots in ("any", "high", "hot"):
+        check(case, SLOTS[slots], precompiled_headers, by=1, multiprocessors=3)
+    check(case, Slots(170, 2, 9, 5, 3), precompiled_headers, backwards=True)
+
+
+def check_few(case: Case, headers: Path) -> None:
+    """Slots of a token are as many as groups of warps divide, fewer and more; one has none."""
+    for by, slots in enumerate(
+        [Slots(2, 3, 9, 5, 5), Slots(1, 8, 2, 37, 3), Slots(4, 11, 5, 3, 4)]
+    ):
+        check(case, slots, headers, by=by)
+    check(case, SLOTS["none"], headers, backwards=True)
+
+
+def check_many(case: Case, headers: Path) -> None:
+    """Up to 64 slots find those of their expert, more are sorted by one block."""
+    check(case, SLOTS["any"], headers, by=1)
+    check(case, Slots(32, 2, 5, 9, 2, "hot"), headers)
+    check(case, Slots(24, 3, 9, 5, 5), headers, by=1, backwards=True)
+    check(case, SLOTS["none"], headers, backwards=True)
+
+
+def test_few(precompiled_headers: Path) -> None:
+    check_few(MOST[0]._replace(tile=FEW), precompiled_headers)
+
+
+def test_many(precompiled_headers: Path) -> None:
+    check_many(MOST[3]._replace(tile=TILES_OF_EXPERTS[1:3]), precompiled_headers)
+
+
+@pytest.mark.slow
+def test_few_of_mxfp4(precompiled_headers: Path) -> None:
+    check_few(MOST[3]._replace(tile=FEW), precompiled_headers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(2))
+def test_many_of_other_tiles(turn: int, precompiled_headers: Path) -> None:
+    tiles = TILES_OF_EXPERTS[4:6] if turn else TILES_OF_EXPERTS[6:7] * 2
+    check_many(MOST[turn]._replace(tile=tiles), precompiled_headers)
 
 
 @settings(
