@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <vector>
 
 using std::max;
@@ -63,7 +65,13 @@ struct T {
 struct Copy { uint32_t to; const void* from; int bytes, size; };
 struct Barrier { int count = 0, generation = 0; };
 struct Warp { Barrier barrier; uint32_t a[32][4], b[32][2], word[32]; };
-struct Block { std::vector<char> memory; Barrier barriers[17]; std::vector<Warp> warps; Index index; };
+struct Block {
+  std::vector<char> memory;
+  std::map<int, std::vector<char>> others;  // arrays that kernels declare
+  Barrier barriers[17];
+  std::vector<Warp> warps;
+  Index index;
+};
 struct Thread {
   ucontext_t context;
   std::vector<std::vector<Copy>> groups;
@@ -85,11 +93,15 @@ inline std::vector<std::pair<const char*, const char*>> arrays;
 inline void must(bool right, const char* what) {
   if (!right) fprintf(stderr, "%s, thread %d\n", what, me->number), abort();
 }
+inline int64_t resumed = 0;  // how often a thread has gone on
+template <class Condition> inline void wait_until(const Condition& condition) {
+  while (!condition()) swapcontext(&me->context, &scheduler);
+  ++resumed;
+}
 inline void arrive(Barrier& b, int all) {
   const int generation = b.generation;
   if (++b.count == all) b.count = 0, ++b.generation;
-  else
-    while (b.generation == generation) swapcontext(&me->context, &scheduler);
+  else wait_until([&] { return b.generation != generation; });
 }
 inline Block& block_of_me() { return all_blocks[me->block]; }
 inline Warp& warp_of_me() { return block_of_me().warps[me->number / 32]; }
@@ -101,9 +113,9 @@ template <int THREADS> inline void barrier(int id) {
   else arrive(block_of_me().barriers[id], THREADS);
 }
 inline void cluster_barrier() { arrive(of_cluster, all_threads.size()); }
-inline float read_of(int block, const float* p) {
-  float v;
-  memcpy(&v, all_blocks[block].memory.data() + ((const char*)p - shared), 4);
+template <class V> inline V read_of(int block, const V* p) {
+  V v;
+  memcpy(&v, all_blocks[block].memory.data() + ((const char*)p - shared), sizeof v);
   return v;
 }
 
@@ -203,36 +215,57 @@ inline uint32_t any_of_quad(uint32_t v) {
 inline void cudaGridDependencySynchronize() {}
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
 
-// Blocks of a cluster, along y, run at the same time.
 inline std::function<void()> kernel;
 inline void begin() {
   kernel();
   me->done = true;
   swapcontext(&me->context, &scheduler);
 }
-inline void launch(int across, int split, int size, int bytes) {
-  gridDim = {across, split, 1}, blockDim = {size, 1, 1};
-  std::vector<std::vector<char>> stacks(split * size, std::vector<char>(1 << 16));
-  for (int x = 0; x < across; ++x) {
-    of_cluster = {};
-    all_blocks.assign(split, Block()), all_threads.assign(split * size, Thread());
-    for (int y = 0; y < split; ++y) {
-      all_blocks[y].memory.assign(bytes, char(0xff));
-      all_blocks[y].warps.resize(size / 32), all_blocks[y].index = {x, y, 0};
+// Runs the threads that there are, by turns, from the first or from the last on.
+inline void run_threads(bool backwards) {
+  const int size = all_threads.size();
+  for (int left = size, idle = 0; left > 0;) {
+    const int64_t before = resumed - left;
+    for (int i = 0; i < size; ++i) {
+      Thread& thread = all_threads[backwards ? size - 1 - i : i];
+      if (thread.done) continue;
+      me = &thread;
+      swapcontext(&scheduler, &thread.context);
+      left -= thread.done;
     }
-    for (int i = 0; i < split * size; ++i) {
-      all_threads[i].block = i / size, all_threads[i].number = i % size;
-      getcontext(&all_threads[i].context);
-      all_threads[i].context.uc_stack.ss_sp = stacks[i].data();
-      all_threads[i].context.uc_stack.ss_size = stacks[i].size();
-      makecontext(&all_threads[i].context, begin, 0);
-    }
-    for (int left = split * size; left > 0;)
-      for (Thread& thread : all_threads)
-        if (!thread.done) {
-          me = &thread;
-          swapcontext(&scheduler, &thread.context);
-          left -= thread.done;
-        }
+    // Without one that goes on, one more round may bring what is copied.
+    idle = resumed - left == before ? idle + 1 : 0;
+    must(idle < 3, "all wait for one another");
   }
+}
+// Blocks of a cluster run at the same time.
+inline void launch(Index grid, Index cluster, int size, int bytes, bool backwards) {
+  constexpr int STACK = 1 << 15;
+  const int blocks = cluster.x * cluster.y * cluster.z, threads = blocks * size;
+  gridDim = grid, blockDim = {size, 1, 1};
+  const std::unique_ptr<char[]> stacks(new char[size_t(threads) * STACK]);
+  for (int i = 0; i < grid.x * grid.y * grid.z / blocks; ++i) {
+    const int across = grid.x / cluster.x, down = grid.y / cluster.y;
+    const Index at = {i % across * cluster.x, i / across % down * cluster.y,
+                      i / across / down * cluster.z};
+    of_cluster = {};
+    all_blocks.assign(blocks, Block()), all_threads.assign(threads, Thread());
+    for (int b = 0; b < blocks; ++b) {
+      all_blocks[b].memory.assign(bytes, char(0xff)), all_blocks[b].warps.resize(size / 32);
+      all_blocks[b].index = {at.x + b % cluster.x, at.y + b / cluster.x % cluster.y,
+                             at.z + b / cluster.x / cluster.y};
+    }
+    for (int t = 0; t < threads; ++t) {
+      all_threads[t].block = t / size, all_threads[t].number = t % size;
+      getcontext(&all_threads[t].context);
+      all_threads[t].context.uc_stack.ss_sp = stacks.get() + size_t(t) * STACK;
+      all_threads[t].context.uc_stack.ss_size = STACK;
+      makecontext(&all_threads[t].context, begin, 0);
+    }
+    run_threads(backwards);
+  }
+}
+// Clusters along y.
+inline void launch(int across, int split, int size, int bytes) {
+  launch({across, split, 1}, {1, split, 1}, size, bytes, false);
 }

@@ -1,7 +1,6 @@
 // What ops/quantized_wide_cuda.py's machine() and quantized_persistent_cuda.py have besides, on the
 // CPU: barriers in shared memory, copies of many bytes, and products of warps with x in shared
 // memory, swizzled. What a copy brings is there when its barrier is waited for, and until then NaN.
-#include <map>
 #include <utility>
 
 struct int2 { int x, y; };
@@ -42,15 +41,16 @@ inline void copy_many(uint32_t to, const void* from, uint32_t bytes, uint32_t ad
 }
 inline void wait_for(uint32_t address, uint32_t parity) {
   MemoryBarrier& b = memory_barrier(address);
-  while ((b.phase & 1) == parity) {
+  wait_until([&] {
+    if ((b.phase & 1) != parity) return true;
     for (const Copy& one : b.copies) {
       memcpy(shared + one.to, one.from, one.bytes);
       b.bytes -= one.bytes;
     }
     b.copies.clear();
     complete(b);
-    if ((b.phase & 1) == parity) swapcontext(&me->context, &scheduler);
-  }
+    return (b.phase & 1) != parity;
+  });
 }
 
 inline void begin_products() {}
@@ -71,12 +71,14 @@ inline void product_16(Tokens, float (&c)[S], uint32_t a0, uint32_t a1, uint32_t
         read_4(row + (chunk ^ g) * 16), read_4(row + ((chunk + 1) ^ g) * 16));
   }
 }
-inline uint32_t __shfl_xor_sync(uint32_t, uint32_t v, int lanes) {
+inline uint32_t __shfl_sync(uint32_t, uint32_t v, int from) {
   Warp& warp = warp_of_me();
-  const int lane = me->number % 32;
-  warp.word[lane] = v;
+  warp.word[me->number % 32] = v;
   __syncwarp();
-  v = warp.word[lane ^ lanes];
+  v = warp.word[from];
   __syncwarp();
   return v;
+}
+inline uint32_t __shfl_xor_sync(uint32_t mask, uint32_t v, int lanes) {
+  return __shfl_sync(mask, v, me->number % 32 ^ lanes);
 }
