@@ -89,21 +89,30 @@ def headers(folder: Path) -> Iterator[None]:
 def dialect_header(
     folder: Path, compiler: Compiler, flags: Sequence[str], defines: Sequence[tuple[str, str]]
 ) -> Path:
-    """A folder with the header for these flags: one process makes it, all use it."""
-    folder /= cache.digest(compiler.identity, *flags, *map(str, defines))
-    header = folder / "ferrule.h.gch"
-    if not header.exists():
+    """A folder with the dialect's header for these flags, precompiled."""
+    arguments = [*flags, *(f"-D{name}={value}" for name, value in defines)]
+    return header(folder, compiler, arguments, '#include "ferrule.h"\n', "ferrule.h")
+
+
+def header(
+    folder: Path, compiler: Compiler, flags: Sequence[str], text: str, name: str = "begin.h"
+) -> Path:
+    """A folder with ``begin.h``, which has this text, and with that precompiled as the header of
+    this name where the compiler is g++: one process makes it, all use it."""
+    folder /= cache.digest(compiler.identity, *flags, text)
+    made, begin = folder / f"{name}.gch", folder / "begin.h"
+    if not (made if compiler.kind == "gcc" else begin).exists():
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / "lock"):
-            if not header.exists():
-                (folder / "begin.h").write_text('#include "ferrule.h"\n')
-                arguments = [*flags, *(f"-D{name}={value}" for name, value in defines)]
+            if not begin.exists():
+                begin.write_text(text)
+            if compiler.kind == "gcc" and not made.exists():
                 subprocess.run(
-                    [*compiler.argv, *arguments, "-x", "c++-header", "begin.h", "-o", "new.gch"],
+                    [*compiler.argv, *flags, "-x", "c++-header", "begin.h", "-o", "new.gch"],
                     cwd=folder, capture_output=True, check=False,
                 )  # fmt: skip
                 with contextlib.suppress(FileNotFoundError):
-                    (folder / "new.gch").replace(header)
+                    (folder / "new.gch").replace(made)
     return folder
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ferrule
+import precompiled
 from ferrule.ops import quantized_cuda
 from ferrule.ops.quantized_cuda import Names
 from ferrule.ops.quantized_cuda_texts import DENSE, FEW
@@ -57,7 +58,15 @@ OF_ROWS = "__shared__ float of_row[ROWS];"
 EMULATED = "float* const of_row = (float*)(shared + block_of_me().memory.size() - ROWS * 4);"
 
 
-def compiled(form: tuple[str, int, int], tile: Tile, bf16: bool, names: Names, folder: Path) -> Any:
+@pytest.fixture
+def folders(tmp_path: Path, precompiled_headers: Path) -> tuple[Path, Path]:
+    """Where a kernel is compiled, and where the header of all kernels lies."""
+    return tmp_path, precompiled_headers
+
+
+def compiled(
+    form: tuple[str, int, int], tile: Tile, bf16: bool, names: Names, folder: Path, headers: Path
+) -> Any:
     """The kernel of a tile, as it is launched."""
     mode, bits, group = form
     constants = {"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template}
@@ -66,10 +75,12 @@ def compiled(form: tuple[str, int, int], tile: Tile, bf16: bool, names: Names, f
     text = text.replace(OF_ROWS, EMULATED)
     source = folder / "kernel.cpp"
     begin = f"constexpr bool BF16 = {str(bf16).lower()};\n#include <cstdint>\n"
-    source.write_text(f'{begin}#include "{HEADER}"\n{given}{text}{MAIN}')
-    library = folder / "kernel.so"
-    command = [*toolchain.find_compiler().argv, "-O1", "-w", "-std=c++20", "-shared", "-fPIC"]
-    subprocess.run([*command, str(source), "-o", str(library)], check=True)
+    begin += f'#include "{HEADER}"\n'
+    library, compiler = folder / "kernel.so", toolchain.find_compiler()
+    flags = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC"]
+    flags = [f"-I{precompiled.header(headers, compiler, flags, begin)}", *flags]
+    source.write_text(f'#include "begin.h"\n{given}{text}{MAIN}')
+    subprocess.run([*compiler.argv, *flags, str(source), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
 
 
@@ -84,7 +95,7 @@ def shifted(array: Any, by: int) -> Any:
 
 def check(
     form: tuple[str, int, int], tile: Tile, dtype: str, sizes: tuple[int, int, int], split: int,
-    by: int, folder: Path, names: Names = MLX, factors: int = 0, bytes_by: int = 0,
+    by: int, folders: tuple[Path, Path], names: Names = MLX, factors: int = 0, bytes_by: int = 0,
 ) -> None:  # fmt: skip
     mode, bits, group = form
     tile = tile.of(*form)
@@ -118,7 +129,7 @@ def check(
     pointers = [ctypes.c_void_p(a.ctypes.data if a.nbytes else None) for a in (*arrays, y)]
     counts = ctypes.c_int64(n), ctypes.c_int64(k), ctypes.c_int(m)
     shared = ctypes.c_int(tile.shared_memory(*form))
-    compiled(form, tile, dtype == "bfloat16", names, folder)(
+    compiled(form, tile, dtype == "bfloat16", names, *folders)(
         *pointers, *counts, sizes_of, ctypes.c_int(split), shared
     )
     found, rows = y.astype(np.float64), slice(0, n - 1 if nan else n)
@@ -157,8 +168,8 @@ def cases(pairs: Iterable[tuple[Tile, tuple[str, int, int]]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", cases(itertools.product(SOME, FORMATS)), ids=name_of)
-def test_some_tiles(case: Any, tmp_path: Path) -> None:
-    check(*case, folder=tmp_path)
+def test_some_tiles(case: Any, folders: tuple[Path, Path]) -> None:
+    check(*case, folders)
 
 
 @pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
@@ -166,7 +177,7 @@ def test_some_tiles(case: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("added", ["", "bias"])
 @pytest.mark.parametrize("bytes_by", [0, 3])
 def test_factors_of_rows_and_what_is_added(
-    mode: str, factors: int, added: str, bytes_by: int, tmp_path: Path
+    mode: str, factors: int, added: str, bytes_by: int, folders: tuple[Path, Path]
 ) -> None:
     """One factor or one for each row, or of mxfp4 none; the matrix begins at any byte."""
     tile, n = SOME[0], SOME[0].rows + 13
@@ -174,12 +185,12 @@ def test_factors_of_rows_and_what_is_added(
     form = next(form for form in FORMATS if form[0] == mode)
     count = (factors or n) * (mode == "nvfp4")
     case = form, tile, "bfloat16", (5, n, 1024 + form[2]), 1 + factors, 0
-    check(*case, tmp_path, names, count, bytes_by)
+    check(*case, folders, names, count, bytes_by)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case", cases(zip(EVERY, itertools.cycle(FORMATS), strict=False)), ids=name_of
 )
-def test_every_tile(case: Any, tmp_path: Path) -> None:
-    check(*case, folder=tmp_path)
+def test_every_tile(case: Any, folders: tuple[Path, Path]) -> None:
+    check(*case, folders)
