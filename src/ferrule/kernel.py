@@ -60,7 +60,8 @@ _ATOMICS = re.compile(
     r"\bdevice\b[\w\s:]*\batomic|\batomic(_\w+|\s*<[^<>]*>)\s+((const|volatile)\s+)*device\b"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_WAITS = re.compile(r"griddepcontrol\s*\.\s*wait|GridDependencySynchronize|GRID_DEPENDENCY_SYNC")
+_WAIT = r"griddepcontrol\s*\.\s*wait|GridDependencySynchronize|GRID_DEPENDENCY_SYNC"
+_COMMENT_OR_WAIT = re.compile(rf"{_COMMENT.pattern}|({_WAIT})", re.DOTALL)
 MAX_SOURCE = 4 << 20  # characters; larger text is a mistake, not a kernel
 
 
@@ -204,7 +205,7 @@ def check_pdl(label: str, pdl: object, *texts: str) -> bool:
     """
     if not isinstance(pdl, bool):
         raise KernelTypeError(f"{label}: got {pdl!r}, expected a bool.")
-    if pdl and not any(_WAITS.search(_COMMENT.sub(" ", text)) for text in texts):
+    if pdl and not any(m[1] for text in texts for m in _COMMENT_OR_WAIT.finditer(text)):
         raise KernelError(
             f"{label}: with it a kernel begins while the one ahead still runs, and the text never "
             "waits for that; call cudaGridDependencySynchronize() (or asm griddepcontrol.wait) in "

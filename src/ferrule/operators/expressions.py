@@ -4,6 +4,7 @@ JSON."""
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,12 @@ _SCRATCH = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*", re.DOTALL)
 Sizes = tuple[int, int, int]
 TemplateValue = int | bool | Dtype
 Template = tuple[tuple[str, Expression | bool | Dtype], ...]  # before its call
+
+
+@functools.lru_cache(maxsize=2048)
+def _parsed(text: str, kinds: tuple[str, ...]) -> Expression:
+    """An expression: families declare ops by the same texts again and again."""
+    return parse(text, kinds=kinds)
 
 
 def to_json(value: object) -> Any:
@@ -133,7 +140,7 @@ class SizedImplementation:
         elif isinstance(value, str):
             try:
                 kinds = (*dtypes.BY_NAME, *dtype_variables(rule)) if typed else ()
-                expression = parse(value, kinds=kinds)
+                expression = _parsed(value, kinds)
             except RuleError as error:
                 message = f"{label}: {error}"
                 raise RuleError(message, text=error.text, position=error.position) from None
