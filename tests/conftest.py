@@ -127,7 +127,7 @@ def _freeze() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.set_threshold(10_000, 20, 20)  # tests that are about garbage collect it themselves
+    gc.set_threshold(50_000, 20, 20)  # tests that are about garbage collect it themselves
     _freeze()
 
 
