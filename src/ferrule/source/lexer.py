@@ -28,6 +28,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_PLAIN = ("word", "op", "number")  # kinds that have no newline
+
 ANGLES = {"<": 1, ">": -1, ">>": -2}
 OPEN, CLOSE = ("(", "[", "{"), (")", "]", "}")
 # Of these the rest is code.
@@ -38,7 +40,7 @@ _WHOLE_DIRECTIVE = re.compile(r"#(?:[^\n\\]|\\.|\\\n)*?(?=//|/\*|\n|$)", re.DOTA
 _ODD_DIRECTIVE = re.compile(r"%:|#[ \t]*(?:/\*|\\\r?\n|[a-z]+\\\r?\n[a-z])")
 
 
-@dataclass
+@dataclass(slots=True)
 class Token:
     """One token.
 
@@ -91,6 +93,10 @@ def tokens(text: str, *, kernel: str, where: str) -> list[Token]:
         if match is None or match.lastgroup is None:  # the pattern's last alternative takes all
             raise ValueError(f"no token at {position} of {where}")
         kind, value = match.lastgroup, match.group()
+        if kind in _PLAIN and not line_start:  # most tokens
+            code.append(Token(kind, value, line, macro))
+            position = match.end()
+            continue
         if kind == "open_comment":
             problem = "this comment is never closed; add */."
             raise DialectError.at(kernel, where, line, "/*", problem)
