@@ -22,7 +22,7 @@ from ferrule.tools import toolchain
 
 NATIVE = Path(__file__).parent / "native"
 _HEADERS = ("products.h", "warp_groups.h", "experts.h")
-_FLAGS = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC"]
+_FLAGS = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC", precompiled.OWN_SYMBOLS]
 _DECLARED = re.compile(r"__shared__ (\w+) ([^;]+);")
 _GUARD = 512  # bytes around an array
 _BYTES = {"int32": 4, "float32": 4, "T": 2}

@@ -30,6 +30,9 @@ from ferrule.tools.nvrtc import Nvrtc
 from ferrule.tools.toolchain import Compiler, find_compiler
 
 _BEGIN = re.compile(rb'((?:(?://|#define )[^\n]*\n|\n)*)#include "ferrule.h"\n')
+# For libraries whose functions are called as those of another one that is loaded for all, such as
+# the scheduler of `warps`: they find their own.
+OWN_SYMBOLS = "-Wl,-Bsymbolic"
 _FEW = 2  # kernels of a kind that do not pay for a precompiled header
 
 

@@ -110,7 +110,7 @@ def compiled(
     begin = f"constexpr bool BF16 = {str(bf16).lower()};\n#include <cstdint>\n"
     begin += f'#include "{HEADER}"\n'
     library, compiler = folder / "kernel.so", toolchain.find_compiler()
-    flags = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC"]
+    flags = ["-Og", "-w", "-std=c++20", "-shared", "-fPIC", precompiled.OWN_SYMBOLS]
     flags = [f"-I{precompiled.header(headers, compiler, flags, begin)}", *flags]
     source.write_text(f'#include "begin.h"\n{given}{text}{main}')
     subprocess.run([*compiler.argv, *flags, str(source), "-o", str(library)], check=True)
