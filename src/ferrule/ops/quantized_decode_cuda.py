@@ -420,16 +420,80 @@ for (int r = 0; r < R; ++r)
             nan[r]);"""
 
 
+# What both kernels of `wgmma` do besides. Whether copies of 16 bytes are possible;
+_ALIGNMENT = """aligned = (size_t(w_from) | row_bytes) % 16 == 0;
+s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES |
+               (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;"""
+# where rows begin, counted from the first;
+_ROW_OFFSETS = """#pragma unroll
+for (int r = 0; r < R; ++r) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) off[r][h] = row_of(r * 16 + h * 8 + g) * row_bytes;
+}"""
+# the copies of a block of w: of what lies behind a row, nothing is read;
+_COPY_ROWS = """if (aligned) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
+  }
+} else {
+#pragma unroll 1
+  for (int i = 0; i < R * 2 * 4; ++i) {
+    const int row = row_of(i / 4 * 8 + g), at = i % 4 * 4;
+    copy_word(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
+  }
+}"""
+# word i of tile r as pairs, which stay in registers while products read them;
+_DECODE_PAIRS = """uint32_t pair[2][PAIRS];
+#pragma unroll
+for (int h = 0; h < 2; ++h) {
+  of[r].decode(words[r][h][i], i, h, pair[h], nan_of_row[r][h]);
+#pragma unroll
+  for (int j = 0; j < PAIRS; ++j) keep(pair[h][j]);
+}"""
+# and what sums are when products have ended: a row with a NaN among its scales or codes is NaN,
+# whatever x is.
+_END_SUMS = """#pragma unroll
+for (int r = 0; r < R; ++r) {
+#pragma unroll
+  for (int i = 0; i < TOK / 2; ++i) keep(sum[r][i]);
+}
+#pragma unroll
+for (int r = 0; r < R; ++r) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    uint32_t bits = nan[r] & NAN_OF[h];
+    if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
+    if (MODE != AFFINE && any_of_quad(bits)) {
+#pragma unroll
+      for (int n = 0; n < TOK / 8; ++n)
+        sum[r][n * 4 + h * 2] = sum[r][n * 4 + h * 2 + 1] = __int_as_float(~0);
+    }
+  }
+}"""
+_STEPS = {
+    "COPY_SCALES": _COPY_SCALES,
+    "READ_BLOCK": _READ_BLOCK,
+    "SET_SCALES": _SET_SCALES,
+    "ALIGNMENT": _ALIGNMENT,
+    "ROW_OFFSETS": _ROW_OFFSETS,
+    "COPY_ROWS": _COPY_ROWS,
+    "DECODE_PAIRS": _DECODE_PAIRS,
+    "END_SUMS": _END_SUMS,
+}
+
+
 def with_steps(
     text: str, copied: str = "part % PARTS", read: str = "block / AT_ONCE % PARTS"
 ) -> str:
-    """A kernel's text with these three in place of their names.
+    """A kernel's text with these steps in place of their names.
 
     Args:
         text: of a kernel.
         copied, read: which of the `PARTS` places scales are copied to and read from.
     """
-    steps = {"COPY_SCALES": _COPY_SCALES, "READ_BLOCK": _READ_BLOCK, "SET_SCALES": _SET_SCALES}
-    for name, step in (*steps.items(), ("PLACE_TO_COPY", copied), ("PLACE_TO_READ", read)):
+    for name, step in (*_STEPS.items(), ("PLACE_TO_COPY", copied), ("PLACE_TO_READ", read)):
         text = text.replace(name, step)
     return text

@@ -55,6 +55,7 @@ struct Works {
 // Tiles of x lie one behind the other, as products read them: 64 k after 64 k of all tokens, with
 // 8 fours of each, swizzled. A four has words of elements n and n + 4 of 8 elements of each lane of
 // a quad; lanes have OWN of each BLOCK, as in `ordered`. K is padded.
+
 // Where a tile begins, counted in rows: at a multiple of 8, behind all before it.
 __device__ inline int64_t first_row(const Work& work) {
   return (work.at + 7 * work.matrix + 7) / 8 * 8;
@@ -248,37 +249,18 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
     }
     row_of = Rows(N, work);
     const int64_t first = N * work.matrix + row_of.first;
-    const char* const from = w + first * row_bytes;
+    const char* const w_from = w + first * row_bytes;
     s_from = scales + first * scale_bytes;
     if constexpr (ARRAYS == 2) b_from = biases + first * scale_bytes;
-    aligned = (size_t(from) | row_bytes) % 16 == 0;
-    s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES |
-                   (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) off[r][h] = row_of(r * 16 + h * 8 + g) * row_bytes;
-    }
-    w_next = from + t * 16, w_left = row_bytes - t * 16;
+    ALIGNMENT
+    ROW_OFFSETS
+    w_next = w_from + t * 16, w_left = row_bytes - t * 16;
   };
   // Asks for a block of w: of what lies behind a row, nothing is read.
   auto issue = [&] {
     if (coming >= 0) {
       const uint32_t w_slot = begin_w + to_slot * W_STAGE;
-      if (aligned) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
-        }
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < R * 2 * 4; ++i) {
-          const int row = row_of(i / 4 * 8 + g), at = i % 4 * 4;
-          copy_word(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at, w_left > at ? 4 : 0);
-        }
-      }
+      COPY_ROWS
       if (next % AT_ONCE == 0) to_part = (to_part + 1) % PARTS;
       COPY_SCALES
       w_next += 64, w_left -= 64;
@@ -316,13 +298,7 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
-            uint32_t pair[2][PAIRS];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              of[r].decode(words[r][h][i], i, h, pair[h], nan_of_row[r][h]);
-#pragma unroll
-              for (int j = 0; j < PAIRS; ++j) keep(pair[h][j]);
-            }
+            DECODE_PAIRS
             if (i % WORDS == 0 && r == 0) wait_for(full + x_slot * 8, parity);
             begin_products();
 #pragma unroll
@@ -344,25 +320,7 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
     MULTIPLY
     wait_products<0>();
     if (lane == 0) arrive(empty + x_before * 8);
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < TOK / 2; ++i) keep(sum[r][i]);
-    }
-    // A row with a NaN among its scales or codes is NaN, whatever x is.
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t bits = nan[r] & NAN_OF[h];
-        if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
-        if (MODE != AFFINE && any_of_quad(bits)) {
-#pragma unroll
-          for (int n = 0; n < TOK / 8; ++n)
-            sum[r][n * 4 + h * 2] = sum[r][n * 4 + h * 2 + 1] = __int_as_float(~0);
-        }
-      }
-    }
+    END_SUMS
     write(work, sum);
   }
   wait<0>();

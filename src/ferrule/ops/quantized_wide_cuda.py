@@ -226,16 +226,11 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
                              warp * PARTS * S_STAGE;
 
     // 16 bytes at once, where all begins at multiples of that.
-    int aligned = (size_t(w_from) | row_bytes) % 16 == 0;
-    int s_alignment = (int(size_t(s_from)) | scale_bytes | SCALES |
-                       (ARRAYS == 2 ? int(size_t(b_from)) : 0)) & 15;
+    int aligned, s_alignment;
+    ALIGNMENT
     keep(aligned), keep(s_alignment);
     int off[R][2];
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) off[r][h] = row_of(r * 16 + h * 8 + g) * row_bytes;
-    }
+    ROW_OFFSETS
 
     // Where the next block comes from and goes to: of what lies behind a row, nothing is read.
     const char* w_next = w_from + t * 16 + int64_t(begin) * 64;
@@ -244,21 +239,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
     auto issue = [&] {
       if (next < end) {
         const uint32_t w_slot = begin_w + to_slot * W_STAGE;
-        if (aligned) {
-#pragma unroll
-          for (int r = 0; r < R; ++r) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-              copy_16(w_slot + (r * 2 + h) * 512, w_next + off[r][h], w_left > 0 ? 16 : 0);
-          }
-        } else {
-#pragma unroll 1
-          for (int i = 0; i < R * 2 * 4; ++i) {
-            const int row = row_of(i / 4 * 8 + g), at = i % 4 * 4;
-            copy_word(w_slot + i / 4 * 512 + at, w_next + row * row_bytes + at,
-                      w_left > at ? 4 : 0);
-          }
-        }
+        COPY_ROWS
         COPY_SCALES
         w_next += 64, w_left -= 64;
         ++next;
@@ -288,13 +269,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          uint32_t pair[2][PAIRS];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            of[r].decode(words[r][h][i], i, h, pair[h], nan_of_row[r][h]);
-#pragma unroll
-            for (int j = 0; j < PAIRS; ++j) keep(pair[h][j]);
-          }
+          DECODE_PAIRS
           if (i == 0 && r == 0) wait_for(full + x_slot * 8, parity);
           begin_products();
 #pragma unroll
@@ -313,26 +288,7 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
       if (++x_slot == X_STAGES) x_slot = 0, parity ^= 1;
     }
     wait_products<0>();
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int i = 0; i < TOK / 2; ++i) keep(sum[r][i]);
-    }
-
-    // A row with a NaN among its scales or codes is NaN, whatever x is.
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint32_t bits = nan[r] & NAN_OF[h];
-        if constexpr (MODE == MXFP8) bits |= nan_of_row[r][h] & 0x80808080;
-        if (MODE != AFFINE && any_of_quad(bits)) {
-#pragma unroll
-          for (int n = 0; n < NT; ++n)
-            sum[r][n * 4 + h * 2] = sum[r][n * 4 + h * 2 + 1] = __int_as_float(~0);
-        }
-      }
-    }
+    END_SUMS
 
     wait<0>();
     barrier<WARPS * 32>(1);  // what is in shared memory has been read
