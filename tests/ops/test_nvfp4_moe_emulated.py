@@ -67,7 +67,7 @@ class Case(NamedTuple):
             self.activation, self.on_input, scaled, self.mapped,
         )  # fmt: skip
         if isinstance(self.tile, Persistent):
-            return layer.of_most(self.tile, self.tile)
+            return layer.of_most(self.tile)
         return (layer.of_few if self.tile == FEW else layer.of_many)(*self.tile)
 
     def library(self, headers: Path) -> Any:

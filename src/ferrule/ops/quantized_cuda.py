@@ -41,6 +41,7 @@ from .quantized_tiles import (
     LARGER,
     LEAST_WIDE,
     PERSISTENT,
+    ROWS_OF_X,
     ROWS_OF_Y,
     TILES,
     TILES_OF_EXPERTS,
@@ -108,13 +109,10 @@ def named(scaled: bool) -> Names:
     return Names(factor="global_scale" if scaled else "")
 
 
-_COUNT = "(x.size // max(K, 1))"  # of rows of x
-
-
 def _ordered(bits: int) -> dict[str, str]:
     """Memory for x in the order in which lanes have k."""
     block = 512 // bits
-    return {"ordered": f"T[ceildiv({_COUNT}, 8) * 8, ceildiv(K, {block}) * {block}]"}
+    return {"ordered": f"T[ceildiv({ROWS_OF_X}, 8) * 8, ceildiv(K, {block}) * {block}]"}
 
 
 def _order(bits: int) -> Any:
@@ -122,8 +120,8 @@ def _order(bits: int) -> Any:
     block = 512 // bits
     return ferrule.cuda_step(
         "ordered",
-        ["x", "ordered", "int64 K", _COUNT],
-        blocks=f"ceildiv({_COUNT} * ceildiv(K, {block}) * {block // 8}, 256)",
+        ["x", "ordered", "int64 K", ROWS_OF_X],
+        blocks=f"ceildiv({ROWS_OF_X} * ceildiv(K, {block}) * {block // 8}, 256)",
         block=256,
         pdl=True,
     )
@@ -137,28 +135,27 @@ def wide(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Wide] =
         names: in the rule.
         tiles: those to choose from.
     """
-    count = _COUNT
     operands = ["ordered", *names.parts(mode), *names.at_last]
     units = []
     for tile in _for(tiles, mode, bits):
         split = tile.split(bits)
         step: dict[str, Any] = {
-            "blocks": (f"ceildiv({count}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
+            "blocks": (f"ceildiv({ROWS_OF_X}, {tile.tokens})", split, f"ceildiv(N, {tile.rows})"),
             "block": 32 * tile.warps + 32,
             "shared_memory": _shared(
                 tile.shared_memory(mode, bits, group), f"{tile.tiles} * {split}"
             ),
             "pdl": True,
         }
-        arguments = [*operands, "y", "int64 N", "int64 K", count]
+        arguments = [*operands, "y", "int64 N", "int64 K", ROWS_OF_X]
         # A quarter of a multiprocessor has 16384 registers, and every fourth warp.
         registers = min(512 // -(-step["block"] // 128) // 8 * 8, 248)
         units.append(
             ferrule.cuda_unit(
                 _text(mode, names, AHEAD + wide_texts.wide(tile.tokens)),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
-                when=f"{WHERE} and capability == 90 and {count} >= {LEAST_WIDE}"
-                f" and {count} <= {tile.tokens * tile.times} and ({tile.when})",
+                when=f"{WHERE} and capability == 90 and {ROWS_OF_X} >= {LEAST_WIDE}"
+                f" and {ROWS_OF_X} <= {tile.tokens * tile.times} and ({tile.when})",
                 scratch=_ordered(bits),
                 specific=True,
                 options=[f"--maxrregcount={registers}"],
@@ -184,7 +181,7 @@ def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent)
     operands = ["ordered", *names.parts(mode), *names.at_last]
     step = ferrule.cuda_step(
         "persistent",
-        [*operands, "y", "int64 N", "int64 K", _COUNT],
+        [*operands, "y", "int64 N", "int64 K", ROWS_OF_X],
         blocks="sm_count",
         block=32 * tile.warps + 128,
         shared_memory=size,
@@ -220,8 +217,7 @@ def few(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Tile] = 
         names: in the rule.
         tiles: those to choose from.
     """
-    count = "(x.size // max(K, 1))"
-    arguments = ["x", *names.parts(mode), *names.at_last, "y", "int64 N", "int64 K", count]
+    arguments = ["x", *names.parts(mode), *names.at_last, "y", "int64 N", "int64 K", ROWS_OF_X]
     units = []
     for tile in (tile.of(mode, bits, group) for tile in _for(tiles, mode, bits)):
         split, size = tile.split(bits), tile.shared_memory(mode, bits, group)
@@ -235,7 +231,7 @@ def few(mode: str, bits: int, group: int, names: Names, tiles: Sequence[Tile] = 
             ferrule.cuda_unit(
                 _text(mode, names, TABLES + AHEAD + FEW + DENSE),
                 template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, **tile.template},
-                when=f"{WHERE} and {count} <= {tile.tokens} and {tile.when} and {room(size)}",
+                when=f"{WHERE} and {ROWS_OF_X} <= {tile.tokens} and {tile.when} and {room(size)}",
                 steps=_split("dense", arguments, split, step),
             )
         )
@@ -378,7 +374,7 @@ def _ways(names: Names, columns: str, transpose: bool) -> list[_Last]:
         block=256,
         pdl=True,
     )
-    sums = {"sums": f"float32[x.size // max(K, 1), {columns}]"}
+    sums = {"sums": f"float32[{ROWS_OF_X}, {columns}]"}
     return [one, _Last(SCALED, "K > 0", sums, [product("sums"), scaled])]
 
 

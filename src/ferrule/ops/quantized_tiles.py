@@ -9,6 +9,7 @@ R = 2  # tiles of 16 rows of w of a warp
 # GPUs whose blocks may have more shared memory than 99 KB, and more than 163 KB.
 _LARGE = "capability != 86 and capability != 89 and capability < 120"
 LARGER = "capability >= 90 and capability < 120"
+ROWS_OF_X = "(x.size // max(K, 1))"
 ROWS_OF_Y = "(y.size // max(N, 1))"  # of a result
 MOST = 225 * 1024  # bytes of shared memory of a block
 
@@ -17,6 +18,11 @@ def room(size: int) -> str:
     """A condition: blocks may have so many bytes of shared memory, beside a kernel's own arrays."""
     rooms = ((97 * 1024, "capability >= 80"), (161 * 1024, _LARGE), (MOST, LARGER))
     return next(condition for most, condition in rooms if size <= most)
+
+
+def _bytes_of_scales(mode: str, bits: int, group: int) -> int:
+    """How many bytes of scales, and biases, a row of w has in the four blocks that come at once."""
+    return 4 * 512 // bits // group * (4 if mode == "affine" else 1)
 
 
 class Tile(NamedTuple):
@@ -53,11 +59,10 @@ class Tile(NamedTuple):
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
         block, wk = 512 // bits, self.template["WK"]
-        scales = 4 * block // group * (4 if mode == "affine" else 1)
         stage = wk * 2 * block * self.tokens + self.warps * 1024 * self.each
         sums = wk * 4 * (self.rows + 4) * self.tokens
         tables = 64 * 1024 * self.tables
-        scales *= self.warps * 32 * self.each
+        scales = _bytes_of_scales(mode, bits, group) * self.warps * 32 * self.each
         return max(self.stages * stage + scales + tables, sums)
 
     def of(self, mode: str, bits: int, group: int) -> Tile:
@@ -181,17 +186,15 @@ class Wide(NamedTuple):
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
-        block = 512 // bits
-        scales = 4 * block // group * (4 if mode == "affine" else 1)
-        parts = 2 if self.stages <= 5 else 4
-        of_w = self.rows * (self.stages * 64 + parts * scales)
+        block, parts = 512 // bits, 2 if self.stages <= 5 else 4
+        of_w = self.rows * (self.stages * 64 + parts * _bytes_of_scales(mode, bits, group))
         sums = 4 * (self.rows + 4) * self.tokens
         return 2048 + max(self.x_stages * 2 * block * self.tokens + of_w, sums)
 
     @property
     def tiles(self) -> str:
         """How many there are."""
-        return f"ceildiv(N, {self.rows}) * ceildiv(x.size // max(K, 1), {self.tokens})"
+        return f"ceildiv(N, {self.rows}) * ceildiv({ROWS_OF_X}, {self.tokens})"
 
     def split(self, bits: int) -> str:
         """How many blocks of a cluster divide K. A GPU has fewer places for large clusters."""
@@ -265,9 +268,7 @@ class Persistent(NamedTuple):
 
     def shared_memory(self, mode: str, bits: int, group: int) -> int:
         """How many bytes of shared memory a block has."""
-        block = 512 // bits
-        scales = 4 * block // group * (4 if mode == "affine" else 1)
-        of_w = self.rows * (self.stages * 64 + 4 * scales)
+        of_w = self.rows * (self.stages * 64 + 4 * _bytes_of_scales(mode, bits, group))
         return 2048 + self.x_stages * self.tokens * 128 + of_w
 
 
@@ -277,21 +278,19 @@ MANY_OF_EXPERTS = (
     Persistent((64, 128), when="M * Q > 40 * E"),
 )
 
-_ROWS_OF_X = "(x.size // max(K, 1))"
-
 
 def _rounds(rows: int) -> str:
     """How many tiles of 128 rows of x and so many of w a block makes one after another."""
-    return f"ceildiv(ceildiv({_ROWS_OF_X}, 128) * ceildiv(N, {rows}), sm_count)"
+    return f"ceildiv(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, {rows}), sm_count)"
 
 
 # For one matrix, where that is faster: a round of tiles of 256 rows of w takes 1.68 times as long
 # as one of `WIDE` of 128, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and
 # that M * N * K / 390e3. Measured on an H100.
 _FEWER_ROUNDS = f"{_rounds(256)} * 168 < {_rounds(128)} * 100"
-_SOONER = f"{_rounds(256)} * 4719000 < N * ({_ROWS_OF_X} + 339)"
+_SOONER = f"{_rounds(256)} * 4719000 < N * ({ROWS_OF_X} + 339)"
 PERSISTENT = Persistent(
     (128,),
-    when=f"{_ROWS_OF_X} > 64 and {_ROWS_OF_X} <= 512 and {_FEWER_ROUNDS}"
-    f" or {_ROWS_OF_X} > 512 and {_ROWS_OF_X} <= 1024 and {_SOONER}",
+    when=f"{ROWS_OF_X} > 64 and {ROWS_OF_X} <= 512 and {_FEWER_ROUNDS}"
+    f" or {ROWS_OF_X} > 512 and {ROWS_OF_X} <= 1024 and {_SOONER}",
 )

@@ -181,7 +181,7 @@ def units(form: Format, activation: str, on_input: bool, scales: bool, mapped: b
     tiles = {n: [tile for tile in TILES_OF_EXPERTS if tile.tokens == n] for n in tokens}
     few = [layer.of_few(*_OF_FEW)]
     pairs = [pair for n in tokens for pair in itertools.product(tiles[n], tiles[n])]
-    most = [layer.of_most(tile, tile) for tile in MANY_OF_EXPERTS]
+    most = [layer.of_most(tile) for tile in MANY_OF_EXPERTS]
     return [*few, *most, *(layer.of_many(*pair) for pair in pairs)]
 
 
@@ -229,47 +229,40 @@ class Layer(NamedTuple):
         )
         when = [f"({rows}64) <= {first.tokens}", _when(first, "H"), _when(second, "I")]
         scratch = {**_scratch(first), "hidden": "T[M,Q,I]"}
-        steps = [self._sort(f"{_SLOTS} > 64"), *products, self._sum()]
+        sort = self._sort("sorted", 4, blocks=1, when=f"{_SLOTS} > 64")
+        steps = [sort, *products, self._sum()]
         return self._unit(text, (first, second), when, steps, scratch)
 
-    def of_most(self, first: Persistent, second: Persistent) -> Any:
-        """The unit of very many, with a tile for each product."""
-        on_hopper, elsewhere = machine(first.widths), ""
-        for name, tile, ends, kernel, of in (
-            ("gate_up_of_many", first, _ENDS_OF_PAIRS, GATE_UP, "T"),
-            ("down_of_many", second, _ENDS, DOWN, "float"),
+    def of_most(self, tile: Persistent) -> Any:
+        """The unit of very many, with a tile for both products."""
+        on_hopper, elsewhere = machine(tile.widths), ""
+        for name, ends, kernel, of in (
+            ("gate_up_of_many", _ENDS_OF_PAIRS, GATE_UP, "T"),
+            ("down_of_many", _ENDS, DOWN, "float"),
         ):
             kernel = products(tile.widths) + ends + kernel
             on_hopper += self._inside(name, tile, ends, kernel, [name])
             elsewhere += ELSEWHERE.replace("NAME", name).replace("OUT", of)
-        text = f"{TILES}constexpr int NEAR = {first.near};\n{SORTED}{SORTED_BY_CLUSTER}"
+        text = f"{TILES}constexpr int NEAR = {tile.near};\n{SORTED}{SORTED_BY_CLUSTER}"
         text += f"\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{on_hopper}#else{elsewhere}#endif\n{_ADDED}"
-        sort = ferrule.cuda_step(
-            "sorted_by_cluster",
-            [*self._routing, "order", "tiles", "E", _SLOTS],
-            blocks=8,
-            block=1024,
-            shared_memory="8 * (E + 1)",
-            cluster=(8, 1, 1),
-            pdl=True,
-        )
+        sort = self._sort("sorted_by_cluster", 8, blocks=8, cluster=(8, 1, 1))
         arranged = ferrule.cuda_step(
             "arranged",
             ["x", "rows", "order", "tiles", "int64 H", "Q"],
-            blocks=(_tiles(first), first.tokens // 8),
+            blocks=(_tiles(tile), tile.tokens // 8),
             block=256,
             pdl=True,
         )
         places = f"((({_SLOTS} + 7 * E + 15) // 8) * 8)"
         scratch = {
-            **_scratch(first),
+            **_scratch(tile),
             "rows": f"T[{places},ceildiv(H, 128) * 128]",
             "hidden": f"T[{places},ceildiv(I, 128) * 128]",
         }
         steps, (mode, group, bits) = [sort, arranged], self.form
-        for name, tile, matrix, y, sizes in (
-            ("gate_up_of_many", first, ("rows", "w13"), "hidden", _sizes("2 * I", "H")),
-            ("down_of_many", second, ("hidden", "w2"), "parts", _sizes("H", "I")),
+        for name, matrix, y, sizes in (
+            ("gate_up_of_many", ("rows", "w13"), "hidden", _sizes("2 * I", "H")),
+            ("down_of_many", ("hidden", "w2"), "parts", _sizes("H", "I")),
         ):
             given = [*self._matrix(*matrix), "order", "tiles", "weights", y, *sizes]
             step = ferrule.cuda_step(
@@ -281,9 +274,9 @@ class Layer(NamedTuple):
                 pdl=True,
             )
             steps.append(step)
-        when = ["capability == 90", first.when]
+        when = ["capability == 90", tile.when]
         steps.append(self._sum())
-        return self._unit(text, (first, second), when, steps, scratch, specific=True)
+        return self._unit(text, (tile,), when, steps, scratch, specific=True)
 
     def _unit(
         self, text: str, tiles: Any, when: list[str], steps: Any, scratch: Any, **how: Any
@@ -315,16 +308,15 @@ class Layer(NamedTuple):
             **how,
         )
 
-    def _sort(self, when: str | None = None) -> Any:
-        """The step that sorts slots."""
+    def _sort(self, function: str, counts: int, **how: Any) -> Any:
+        """The step that sorts slots, with so many bytes of counts for each expert."""
         return ferrule.cuda_step(
-            "sorted",
+            function,
             [*self._routing, "order", "tiles", "E", _SLOTS],
-            when=when,
-            blocks=1,
             block=1024,
-            shared_memory="4 * (E + 1)",
+            shared_memory=f"{counts} * (E + 1)",
             pdl=True,
+            **how,
         )
 
     def _sum(self) -> Any:
