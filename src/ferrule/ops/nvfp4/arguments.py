@@ -213,10 +213,14 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _is_number(wanted: Wanted, value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a second scale is given as a number, of Python or NumPy."""
     of_numpy = type(value).__module__ == "numpy" and value.ndim == 0
-    return wanted.name == _FACTOR and (type(value) in (int, float) or of_numpy)
+    return type(value) in (int, float) or of_numpy
+
+
+def _is_number(wanted: Wanted, value: Any) -> bool:
+    return wanted.name == _FACTOR and is_number(value)
 
 
 def _given(wanted: Wanted, value: Any) -> str:

@@ -69,12 +69,7 @@ def nvfp4_linear(
         >>> ferrule.ops.nvfp4_linear(np.ones(16, np.float32), w, scale, np.float32(0.5))
         array([8., 8.], dtype=float32)
     """
-    try:
-        return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
-    except Exception as error:
-        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
-        arguments.explain(error, "nvfp4_linear", given | {"bias": bias})
-        raise
+    return _linear("nvfp4", x, w_packed, w_scale, w_scale_2, bias, backend)
 
 
 def mxfp4_linear(
@@ -92,18 +87,32 @@ def mxfp4_linear(
 
     Source: OCP Microscaling Formats Specification 1.0.
     """
-    try:
-        return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
-    except Exception as error:
-        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "bias": bias}
-        arguments.explain(error, "mxfp4_linear", given)
-        raise
+    return _linear("mxfp4", x, w_packed, w_scale, None, bias, backend)
 
 
 def _linear(
     mode: str, x: Any, w_packed: Any, w_scale: Any, scale_2: Any, bias: Any, backend: Any
 ) -> Any:
+    """The product; what is refused is told in the words of its function."""
     function = f"{mode}_linear"
+    try:
+        return _product(function, mode, x, w_packed, w_scale, scale_2, bias, backend)
+    except Exception as error:
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale, "w_scale_2": scale_2}
+        arguments.explain(error, function, given | {"bias": bias})
+        raise
+
+
+def _product(
+    function: str,
+    mode: str,
+    x: Any,
+    w_packed: Any,
+    w_scale: Any,
+    scale_2: Any,
+    bias: Any,
+    backend: Any,
+) -> Any:
     checked_backend(function, backend, BACKENDS[mode])
     w_packed = as_bytes(w_packed)
     if backend == "dequantize" and on_cpu(x):
@@ -153,7 +162,7 @@ def as_bytes(array: Any) -> Any:
 
 def as_factor(scale: Any, like: Any) -> Any:
     """A second scale as an array where the array ``like`` is."""
-    if type(scale) in (int, float) or (type(scale).__module__ == "numpy" and scale.ndim == 0):
+    if arguments.is_number(scale):
         return filled(float(scale), like)
     return scale
 

@@ -70,15 +70,10 @@ def nvfp4_moe(
         KernelTypeError: an argument is no array.
     """
     matrices = [w13_packed, w13_scale, w13_scale_2, w2_packed, w2_scale, w2_scale_2]
-    try:
-        return _moe(
-            "nvfp4", hidden_states, topk_weights, topk_ids, matrices,
-            expert_map, activation, apply_router_weight_on_input, backend,
-        )  # fmt: skip
-    except Exception as error:
-        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
-        arguments.explain(error, "nvfp4_moe", given)
-        raise
+    return _moe(
+        "nvfp4", hidden_states, topk_weights, topk_ids, matrices,
+        expert_map, activation, apply_router_weight_on_input, backend,
+    )  # fmt: skip
 
 
 def mxfp4_moe(
@@ -104,15 +99,10 @@ def mxfp4_moe(
     Returns, Raises: as `nvfp4_moe` says.
     """
     matrices = [w13_packed, w13_scale, None, w2_packed, w2_scale, None]
-    try:
-        return _moe(
-            "mxfp4", hidden_states, topk_weights, topk_ids, matrices,
-            expert_map, activation, apply_router_weight_on_input, backend,
-        )  # fmt: skip
-    except Exception as error:
-        given = _named(hidden_states, topk_weights, topk_ids, expert_map, *matrices)
-        arguments.explain(error, "mxfp4_moe", given)
-        raise
+    return _moe(
+        "mxfp4", hidden_states, topk_weights, topk_ids, matrices,
+        expert_map, activation, apply_router_weight_on_input, backend,
+    )  # fmt: skip
 
 
 def nvfp4_moe_batched(
@@ -152,7 +142,7 @@ def nvfp4_moe_batched(
     ones = filled(1.0, hidden_states)[None] + cast(ids * 0, "float32").reshape(-1, 1)
     rows, ids = hidden_states.reshape(-1, width), ids.reshape(-1, 1)
     try:
-        y = _moe("nvfp4", rows, ones, ids, matrices, None, activation, False, backend)
+        y = _mixture("nvfp4", rows, ones, ids, matrices, None, activation, False, backend)
     except Exception as error:
         arguments.explain(error, "nvfp4_moe_batched", given)
         raise
@@ -167,6 +157,26 @@ def _named(*given: Any) -> dict[str, Any]:
 
 
 def _moe(
+    mode: str,
+    x: Any,
+    weights: Any,
+    ids: Any,
+    matrices: list[Any],
+    expert_map: Any,
+    activation: Any,
+    on_input: bool,
+    backend: Any,
+) -> Any:
+    """The mixture; what is refused is told in the words of its function."""
+    try:
+        return _mixture(mode, x, weights, ids, matrices, expert_map, activation, on_input, backend)
+    except Exception as error:
+        given = _named(x, weights, ids, expert_map, *matrices)
+        arguments.explain(error, f"{mode}_moe", given)
+        raise
+
+
+def _mixture(
     mode: str,
     x: Any,
     weights: Any,
