@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,8 @@ _SOURCE = Path(__file__).parent / "native" / "fake_cublas.c"
 _MULTIPLIED = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_float, ctypes.c_float
 )
+_known: list[weakref.ref[cublas.KnownProduct]] = []  # of all fakes, which have one library
+_KNOWN = cublas.Cublas.known
 _KINDS = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 
 
@@ -76,8 +80,21 @@ class FakeCublas:
             patch.setattr(cublas, "_SONAMES", ())
             patch.setattr(cublas, "candidates", lambda *_: iter([str(self.path)]))
             cublas.cublas.cache_clear()
+            patch.setattr(cublas.Cublas, "known", self._known)
             yield self
         cublas.cublas.cache_clear()
+
+    def _known(self, *given: Any) -> Any:
+        """What `Cublas.known` gives."""
+        made = _KNOWN(cublas.cublas(), *given)
+        _known.extend([weakref.ref(made)] if made is not None else [])
+        return made
+
+    @property
+    def leaked(self) -> int:
+        """Descriptions that nothing needs any more; a product that is known has four."""
+        gc.collect()
+        return int(self.library.fake_alive()) - 4 * sum(ref() is not None for ref in _known)
 
     def _multiplied(self, words: Any, alpha: float, beta: float) -> int:
         layouts = [tuple(words[6 + 7 * i : 13 + 7 * i]) for i in range(3)]

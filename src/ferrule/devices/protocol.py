@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from .. import cache
 from ..errors import DeviceError, KernelTypeError
 from ..spec import Facts, Launch, Spec
-from ..unit import Run, Step, UnitSpec
+from ..unit import Product, Run, Step, UnitSpec
 
 
 class Binary(NamedTuple):
@@ -163,10 +163,25 @@ class Device(Protocol):
 
 
 class UnitKernels(Protocol):
-    """Kernels of a unit's calls that differ in words alone: addresses, and numbers."""
+    """Steps of a unit's calls that differ in words alone: addresses, and numbers.
+
+    Attributes:
+        state, context, steps, count, begin: for C: what `cuda_start_unit` of runtime/cuda_units.h
+            takes, and its address.
+    """
+
+    state: int
+    context: int
+    steps: int
+    count: int
+    begin: int
 
     def start(self, words: Sequence[int], stream: int) -> None:
         """Start them, one after the other; waits for nothing."""
+        ...
+
+    def failure(self, status: int, tried: int) -> DeviceError:
+        """The error for a status, after so many steps had been tried."""
         ...
 
 
@@ -177,8 +192,10 @@ class UnitProgram(Protocol):
         """Start the steps, one after the other; waits for nothing."""
         ...
 
-    def kernels(self, runs: Sequence[Run], words: Sequence[Sequence[int]]) -> UnitKernels | None:
-        """What starts these kernels again and again; None where they take too much."""
+    def kernels(
+        self, steps: Sequence[Run | Product], words: Sequence[Sequence[int]]
+    ) -> UnitKernels | None:
+        """What starts these steps again and again; None where they take too much."""
         ...
 
 

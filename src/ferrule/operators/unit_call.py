@@ -88,10 +88,11 @@ def _program(device: str, unit: CudaUnit, launch: UnitLaunch) -> UnitProgram:
 
 class Kernels(NamedTuple):
     """A unit's steps for a device and sizes, where all are kernels that take addresses and numbers
-    alone: their words are those of the inputs, the outputs and the scratch arrays, in this order.
+    alone, or matrix products: their words are those of the inputs, the outputs and the scratch
+    arrays, in this order.
 
     Attributes:
-        started: the kernels.
+        started: the steps.
         device: where they run.
         memory, scratch: bytes of scratch, and where in it each array begins.
     """
@@ -131,19 +132,26 @@ def _kernels(call: BoundCall, unit: CudaUnit) -> Kernels | None:
     rule = call.op.rule
     names = [a.name for a in (*rule.inputs, *rule.outputs)]
     places = {name: i for i, name in enumerate([*names, *launch.scratch])}
-    runs: list[Run] = []
+    steps: list[Run | Product] = []
     words: list[list[int]] = []
-    for step, run in launch.steps:
-        if not isinstance(step, RunStep) or not isinstance(run, Run):
+    for step, done in launch.steps:
+        if isinstance(step, RunStep) and isinstance(done, Run):
+            if any(isinstance(own, TensorMap) for own in done.arguments):
+                return None
+            pairs = zip(step.arguments, done.arguments, strict=True)
+            words.append([-1 if own else places[str(argument.value)] for argument, own in pairs])
+        elif isinstance(step, MatmulStep) and isinstance(done, Product):
+            if isinstance(step.alpha, str) or isinstance(step.beta, str) or not done.k:
+                return None
+            done = done._replace(factors=(step.alpha, step.beta))
+            factors = -1 if step.factors is None else places[step.factors]
+            words.append([*[places[name] for name in (step.a, step.b, step.out, "")], factors])
+        else:
             return None
-        if any(isinstance(own, TensorMap) for own in run.arguments):
-            return None
-        pairs = zip(step.arguments, run.arguments, strict=True)
-        runs.append(run)
-        words.append([-1 if own else places[str(argument.value)] for argument, own in pairs])
-    if unit.state or not runs:
+        steps.append(done)
+    if unit.state or not steps:
         return None
-    started = _program(call.device, unit, launch).kernels(runs, words)
+    started = _program(call.device, unit, launch).kernels(steps, words)
     if started is None:
         return None
     scratch = tuple([at for at, _, _ in launch.scratch.values()])

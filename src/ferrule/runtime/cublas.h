@@ -105,36 +105,83 @@ static int fr_cublas_choose(const fr_cublas* cublas, void* handle, const fr_prod
   return status ? status : found ? choice->status : FR_CUBLAS_UNSUPPORTED;
 }
 
-/* Starts a product on a stream, with the handle of the current GPU; waits for nothing. */
-static int fr_cublas_start(const fr_cublas* cublas, void* handle, const fr_product* p, void* stream) {
+/* A product as cuBLASLt describes it, and how it is made. */
+typedef struct {
+  void *operation, *layouts[3]; /* of b, a, out */
+  fr_cublas_choice choice;
+} fr_described;
+
+static void fr_cublas_forget(const fr_cublas* cublas, fr_described* d) {
+  for (int i = 0; i < 3; i++)
+    if (d->layouts[i]) cublas->end_layout(d->layouts[i]);
+  if (d->operation) cublas->end_operation(d->operation);
+}
+
+/* Describes a product, and chooses how. What is described is to be forgotten, also after an error. */
+static int fr_cublas_describe(const fr_cublas* cublas, void* handle, const fr_product* p, fr_described* d) {
   const int32_t first = p->transpose_b, second = p->transpose_a; /* CUBLAS_OP_T is 1 */
   const int32_t device = 1; /* CUBLASLT_POINTER_MODE_DEVICE */
-  void *operation = NULL, *layouts[3] = {NULL, NULL, NULL};
-  fr_cublas_choice choice;
-  memset(&choice, 0, sizeof choice);
-  int status = cublas->operation(&operation, p->compute, FR_CUDA_FLOAT32);
-  if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_FIRST, &first, sizeof first);
-  if (!status) status = cublas->set_operation(operation, FR_TRANSPOSE_SECOND, &second, sizeof second);
-  if (!status && p->factors) status = cublas->set_operation(operation, FR_FACTORS_FROM, &device, sizeof device);
+  memset(d, 0, sizeof *d);
+  int status = cublas->operation(&d->operation, p->compute, FR_CUDA_FLOAT32);
+  if (!status) status = cublas->set_operation(d->operation, FR_TRANSPOSE_FIRST, &first, sizeof first);
+  if (!status) status = cublas->set_operation(d->operation, FR_TRANSPOSE_SECOND, &second, sizeof second);
+  if (!status && p->factors)
+    status = cublas->set_operation(d->operation, FR_FACTORS_FROM, &device, sizeof device);
   if (!status)
-    status = fr_cublas_layout(cublas, &layouts[0], p->type, first ? p->n : p->k, first ? p->k : p->n, p->batch,
+    status = fr_cublas_layout(cublas, &d->layouts[0], p->type, first ? p->n : p->k, first ? p->k : p->n, p->batch,
                               p->step_b);
   if (!status)
-    status = fr_cublas_layout(cublas, &layouts[1], p->type, second ? p->k : p->m, second ? p->m : p->k, p->batch,
+    status = fr_cublas_layout(cublas, &d->layouts[1], p->type, second ? p->k : p->m, second ? p->m : p->k, p->batch,
                               p->step_a);
-  if (!status) status = fr_cublas_layout(cublas, &layouts[2], p->out_type, p->m, p->n, p->batch, p->m * p->n);
-  if (!status) status = fr_cublas_choose(cublas, handle, p, operation, layouts, &choice);
-  if (!status) {
-    void *a = (void*)(uintptr_t)p->a, *b = (void*)(uintptr_t)p->b, *out = (void*)(uintptr_t)p->out;
-    const float* factors = (const float*)(uintptr_t)p->factors;
-    status = cublas->start(handle, operation, factors ? factors : &p->alpha, b, layouts[0], a, layouts[1],
-                           factors ? factors + 1 : &p->beta, out, layouts[2], out, layouts[2], choice.algorithm,
-                           (void*)(uintptr_t)p->workspace, FR_CUBLAS_WORKSPACE, stream);
-  }
-  for (int i = 0; i < 3; i++)
-    if (layouts[i]) cublas->end_layout(layouts[i]);
-  if (operation) cublas->end_operation(operation);
+  if (!status) status = fr_cublas_layout(cublas, &d->layouts[2], p->out_type, p->m, p->n, p->batch, p->m * p->n);
+  if (!status) status = fr_cublas_choose(cublas, handle, p, d->operation, d->layouts, &d->choice);
   return status;
+}
+
+/* Starts a product that was described, with the addresses of `p`. */
+static int fr_cublas_multiply(const fr_cublas* cublas, void* handle, const fr_product* p, const fr_described* d,
+                              void* stream) {
+  void *a = (void*)(uintptr_t)p->a, *b = (void*)(uintptr_t)p->b, *out = (void*)(uintptr_t)p->out;
+  const float* factors = (const float*)(uintptr_t)p->factors;
+  return cublas->start(handle, d->operation, factors ? factors : &p->alpha, b, d->layouts[0], a, d->layouts[1],
+                       factors ? factors + 1 : &p->beta, out, d->layouts[2], out, d->layouts[2], d->choice.algorithm,
+                       (void*)(uintptr_t)p->workspace, FR_CUBLAS_WORKSPACE, stream);
+}
+
+/* Starts a product on a stream, with the handle of the current GPU; waits for nothing. */
+static int fr_cublas_start(const fr_cublas* cublas, void* handle, const fr_product* p, void* stream) {
+  fr_described d;
+  int status = fr_cublas_describe(cublas, handle, p, &d);
+  if (!status) status = fr_cublas_multiply(cublas, handle, p, &d, stream);
+  fr_cublas_forget(cublas, &d);
+  return status;
+}
+
+/* A product that is made again and again, with other addresses. */
+typedef struct {
+  const fr_cublas* cublas;
+  void* handle; /* of its GPU */
+  fr_product product;
+  int32_t word[5]; /* which words of a call a, b, out, workspace and factors are; the last is -1 where there are none */
+  fr_described described; /* for addresses that are multiples of 256, as what libraries allocate is */
+} fr_known_product;
+
+/* Describes it. 0, or a status; it is to be forgotten in any case. */
+static int fr_cublas_know(fr_known_product* known) {
+  fr_product* p = &known->product;
+  p->a = p->b = p->out = p->workspace = 256;
+  p->factors = known->word[4] < 0 ? 0 : 256;
+  return fr_cublas_describe(known->cublas, known->handle, p, &known->described);
+}
+
+/* Starts it with the words of a call. */
+static int fr_cublas_again(const fr_known_product* known, const uint64_t* word, void* stream) {
+  fr_product p = known->product;
+  p.a = word[known->word[0]], p.b = word[known->word[1]], p.out = word[known->word[2]];
+  p.workspace = word[known->word[3]];
+  if (known->word[4] >= 0) p.factors = word[known->word[4]];
+  if ((p.a | p.b | p.out) % 256) return fr_cublas_start(known->cublas, known->handle, &p, stream);
+  return fr_cublas_multiply(known->cublas, known->handle, &p, &known->described, stream);
 }
 
 #endif

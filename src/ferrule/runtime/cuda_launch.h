@@ -33,6 +33,7 @@ typedef struct {
   int (*get_current)(void**);
   int (*push)(void*);
   int (*pop)(void**);
+  int (*exchange_mode)(int*); /* of what threads may call while a stream is recorded */
   int32_t forked;
   uint32_t count;
   uint32_t last[8];
@@ -88,38 +89,6 @@ static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream,
   if (!status && c->function)
     status = cuda_launch_with(cuda->launch, cuda->launch_config, c->function, c->blocks, c->threads, NULL, c->pdl,
                               c->shared, stream, arguments);
-  if (other) cuda->pop(&found);
-  return status;
-}
-
-/* A kernel of a unit's call, of which all is known but the words that each call has: addresses and numbers. */
-typedef struct {
-  void* function;
-  uint32_t blocks[3], threads[3], cluster[3]; /* cluster[0] is 0 where there is none */
-  uint32_t shared, number, pdl, arguments;
-  const int32_t* word;     /* which word an argument is, or -1 */
-  const uint64_t* given;   /* arguments that are the same in each call */
-} cuda_unit_step;
-
-enum { FR_MOST_STEP_ARGUMENTS = 64 };
-
-/* Starts the kernels of a call one after the other. Returns a CUresult; `*begun` is how many were tried. */
-static inline int cuda_start_unit(cuda_state* cuda, void* context, const cuda_unit_step* step, int steps,
-                                  uint64_t* word, void* stream, int* begun) {
-  void* found = NULL;
-  int status = cuda->get_current(&found);
-  bool other = found != context;
-  *begun = 0;
-  if (!status && other) status = cuda->push(context);
-  if (status) return status;
-  for (; !status && *begun < steps; step++, ++*begun) {
-    void* arguments[FR_MOST_STEP_ARGUMENTS];
-    for (uint32_t i = 0; i < step->arguments; i++)
-      arguments[i] = step->word[i] < 0 ? (void*)&step->given[i] : (void*)&word[step->word[i]];
-    cuda->last[cuda->count++ % 8] = step->number;
-    status = cuda_launch_with(cuda->launch, cuda->launch_config, step->function, step->blocks, step->threads,
-                              step->cluster[0] ? step->cluster : NULL, step->pdl, step->shared, stream, arguments);
-  }
   if (other) cuda->pop(&found);
   return status;
 }

@@ -123,7 +123,7 @@ static PyMethodDef module_methods[] = {
      "grad_enabled, forward_ad)\n\n"
      "Take tensors of these very types, while torch does nothing but compute."},
     {"register_functions", register_functions, METH_VARARGS,
-     "register_functions(exclude, restore, keys, autograd, inference, tensor, no_overrides, profiler, device, use_count, alone)\n\n"
+     "register_functions(exclude, restore, keys, autograd, inference, tensor, no_overrides, profiler, device, use_count, empty, alone)\n\n"
      "Call Python functions that carry out ops below autograd and autocast: the addresses of\nwhat excludes dispatch"
      " keys, what ends that, and the keys; and a tensor whose memory nobody else has."},
     {"layout", layout_of, METH_VARARGS,
@@ -131,7 +131,8 @@ static PyMethodDef module_methods[] = {
      " one."},
     {"known_calls", known_calls, METH_VARARGS,
      "known_calls(kinds, known)\n\nWhat makes calls whose layouts are keys of a dictionary: the function, whether"
-     " outputs\nare its own, what makes outputs of unusual results, and the layout of each output."},
+     " outputs\nare its own, what makes outputs of unusual results, and the layout of each output; or a unit's plan,"
+     " what\nmakes outputs and scratch, what raises errors, and what owns all that."},
     {"recorded_forward", recorded_forward, METH_VARARGS,
      "recorded_forward(function, kinds, known, inputs, outputs, constants)\n\n`forward` of an autograd.Function that"
      " calls an operator: the places of what its\nderivative reads, and of outputs without one."},

@@ -4,8 +4,7 @@
  */
 #include "platform.h"
 #include "runtime.h"
-#include "cublas.h"
-#include "cuda_launch.h"
+#include "cuda_units.h"
 #include "faults.h"
 
 #ifndef FR_DIGEST
@@ -643,6 +642,13 @@ const char* fr_find_cublas(void* library, void* cublas) { return fr_cublas_find(
 
 int fr_start_product(const void* cublas, void* handle, const void* product, void* stream) {
   return fr_cublas_start((const fr_cublas*)cublas, handle, (const fr_product*)product, stream);
+}
+
+int fr_know_product(void* product) { return fr_cublas_know((fr_known_product*)product); }
+
+void fr_forget_product(void* product) {
+  fr_known_product* known = (fr_known_product*)product;
+  fr_cublas_forget(known->cublas, &known->described);
 }
 
 int fr_start_unit(void* cuda, void* context, const void* step, int steps, uint64_t* word, void* stream, int* begun) {

@@ -119,7 +119,9 @@ FR_API int fr_version(void); /* FR_VERSION */
 FR_API const char* fr_find_cublas(void* library, void* cublas);
 FR_API int fr_start_product(const void* cublas, void* handle, const void* product, void* stream);
 
-/* The kernels of a unit's call: cuda_launch.h, whose structures `cuda` and `step` point to. */
+/* The steps of a unit's call: cuda_units.h, whose structures these point to. */
+FR_API int fr_know_product(void* product);
+FR_API void fr_forget_product(void* product);
 FR_API int fr_start_unit(void* cuda, void* context, const void* step, int steps, uint64_t* word, void* stream,
                          int* begun);
 

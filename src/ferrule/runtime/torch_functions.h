@@ -1,4 +1,5 @@
-/* Calls, with torch's tensors, of Python functions that carry out ops. Included by fastcall.c alone.
+/* Calls, with torch's tensors, of what carries out ops: Python functions, or CUDA units (torch_units.h). Included by
+ * fastcall.c alone.
  *
  * What sizes, dtypes and devices decide of such a call is found once, in Python, and kept under its `layout`: which
  * function is called, and the layout of each output. A later call of the same layout is read, made and checked here.
@@ -7,101 +8,7 @@
 #ifndef FERRULE_TORCH_FUNCTIONS_H
 #define FERRULE_TORCH_FUNCTIONS_H
 
-#include "torch_arrays.h"
-
-enum { MOST_WORDS = 256, CONTIGUOUS = 1 << 16 };
-#define SAFE 400.0 /* what fits into every float that a number may be declared as; _SAFE of operators/launch.py */
-
-static struct {
-  void (*exclude)(void* guard, uint64_t keys); /* c10::impl::ExcludeDispatchKeyGuard, and its end */
-  void (*restore)(void* guard);
-  uint64_t keys, autograd, inference; /* of autograd and autocast; of autograd; what inference mode changes */
-  PyTypeObject* tensor;               /* torch.Tensor */
-  PyObject* no_overrides;             /* torch._C.DisableTorchFunction */
-  PyObject *profiler, *device, *use_count; /* functions; `device` is None without CUDA */
-  long uses, references;              /* of memory that one tensor alone has: in C++, and in Python */
-} functions;
-static PyObject *text_detach, *text_storage, *text_resizable, *text_address, *text_enter, *text_exit, *text_weakref;
-
-static bool is_torch(PyObject* value) {
-  PyTypeObject* type = Py_TYPE(value);
-  for (int i = 0; i < types_known; i++)
-    if (types[i].type == type) return types[i].host == TORCH;
-  return false;
-}
-
-/* ------------------------------------------------------------------------------------------ layouts */
-
-typedef struct {
-  int n;
-  int64_t word[MOST_WORDS];
-  bool detached; /* an input is to be detached: it is a Parameter, or requires grad */
-} layout;
-
-static bool put(layout* l, int64_t value) {
-  if (l->n == MOST_WORDS) return false;
-  l->word[l->n++] = value;
-  return true;
-}
-
-static bool is_dense_and_on_current_device(PyObject* tensor, const dl_tensor* t) {
-  if (!t->data || t->code == DL_COMPLEX) return false; /* a complex one may be a lazy conjugate */
-  if (truth(PyObject_CallMethodObjArgs(tensor, text_is_neg, NULL)) != 0) return false;
-  if (t->device_type == DL_CPU) return true;
-  if (t->device_type != DL_CUDA || functions.device == Py_None) return false;
-  PyObject* current = PyObject_CallNoArgs(functions.device);
-  bool same = current && PyLong_AsLong(current) == t->device_id;
-  Py_XDECREF(current);
-  return same;
-}
-
-/* The layout of a tensor. False where it is unusual, perhaps with an exception set. */
-static bool put_tensor(layout* l, PyObject* tensor) {
-  dl_tensor t;
-  if (!torch_facts(tensor, &t) || !is_dense_and_on_current_device(tensor, &t)) return false;
-  int64_t dtype = (int64_t)t.code << 24 | t.bits << 16 | t.lanes;
-  int64_t lies = fr_row_contiguous(t.ndim, t.shape, t.strides) ? CONTIGUOUS : 0;
-  if (!put(l, dtype << 32 | t.ndim | lies) || !put(l, (int64_t)t.device_type << 32 | t.device_id)) return false;
-  for (int d = 0; d < t.ndim; d++)
-    if (!put(l, t.shape[d])) return false;
-  return true;
-}
-
-/* The layout of a number: its value, but of a float, on which nothing depends that is kept. */
-static bool put_number(layout* l, char kind, PyObject* value) {
-  if (kind == 'f') {
-    double number = PyFloat_CheckExact(value) ? PyFloat_AsDouble(value) : 2 * SAFE;
-    return number >= -SAFE && number <= SAFE && put(l, kind);
-  }
-  if (kind == 'b' ? !PyBool_Check(value) : !PyLong_CheckExact(value)) return false;
-  long long number = PyLong_AsLongLong(value);
-  return (number != -1 || !PyErr_Occurred()) && put(l, kind) && put(l, number);
-}
-
-/* The layout of a call's inputs, given a letter for each. False where one is unusual, perhaps with an exception set. */
-static bool put_inputs(layout* l, const char* kinds, PyObject* args) {
-  l->n = 0;
-  l->detached = false;
-  for (int i = 0; kinds[i]; i++) {
-    PyObject* value = PyTuple_GetItem(args, i);
-    if (!value) return false;
-    if (kinds[i] != 'a' && kinds[i] != 'o') {
-      if (!put_number(l, kinds[i], value)) return false;
-    } else if (value == Py_None) {
-      if (!put(l, -1)) return false;
-    } else {
-      if (!is_torch(value) || !put_tensor(l, value)) return false;
-      int grad = truth(PyObject_GetAttr(value, text_requires_grad));
-      if (grad < 0) return false;
-      l->detached = l->detached || grad || Py_TYPE(value) != functions.tensor;
-    }
-  }
-  return true;
-}
-
-static PyObject* layout_bytes(const layout* l) {
-  return PyBytes_FromStringAndSize((const char*)l->word, (Py_ssize_t)sizeof *l->word * l->n);
-}
+#include "torch_units.h"
 
 /* ------------------------------------------------------------------------------------------ outputs */
 
@@ -139,7 +46,8 @@ static bool is_out_of_reach(PyObject* tensor) {
 
 /* Whether an output of a function is what its layout says, row by row, and new. */
 static bool is_new_output(PyObject* output, PyObject* expected, bool own) {
-  layout l = {0};
+  layout l;
+  begin_layout(&l);
   if (Py_TYPE(output) != functions.tensor || !put_tensor(&l, output)) return false;
   size_t bytes = sizeof *l.word * (size_t)l.n;
   if ((size_t)PyBytes_Size(expected) != bytes || memcmp(PyBytes_AsString(expected), l.word, bytes)) return false;
@@ -227,21 +135,27 @@ static PyObject* not_implemented(void) {
   return Py_NotImplemented;
 }
 
+/* The outputs of a function's call. */
+static PyObject* call_function(PyObject* entry, PyObject* args, const layout* l) {
+  PyObject *function, *finish, *expected;
+  int own;
+  if (!PyArg_ParseTuple(entry, "OpOO!", &function, &own, &finish, &PyTuple_Type, &expected)) return NULL;
+  return finished(call_below(function, args, l->detached), finish, expected, own);
+}
+
 /* The outputs of a call whose layout is known; else NotImplemented. */
 static PyObject* call_known(PyObject* known, const char* kinds, PyObject* args) {
   layout l;
-  PyObject *function, *finish, *expected;
-  int own;
-  PyObject* key = !bypass && put_inputs(&l, kinds, args) ? layout_bytes(&l) : NULL;
+  if (!PyDict_Size(known) || bypass) return not_implemented();
+  PyObject* key = put_inputs(&l, kinds, args) ? layout_bytes(&l) : NULL;
   PyObject* entry = key ? PyDict_GetItemWithError(known, key) : NULL; /* borrowed */
   Py_XDECREF(key);
   if (!entry) {
     PyErr_Clear();
     return not_implemented();
   }
-  if (!PyArg_ParseTuple(entry, "OpOO!", &function, &own, &finish, &PyTuple_Type, &expected)) return NULL;
   Py_INCREF(entry); /* the call may have it forgotten */
-  PyObject* outputs = finished(call_below(function, args, l.detached), finish, expected, own);
+  PyObject* outputs = is_unit(entry) ? call_unit(entry, &l) : call_function(entry, args, &l);
   Py_DECREF(entry);
   return outputs;
 }
@@ -294,9 +208,9 @@ static PyObject* register_functions(PyObject* module, PyObject* args) {
   PyObject *tensor, *alone;
   (void)module;
   if (functions.exclude) Py_RETURN_TRUE;
-  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOO", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
+  if (!PyArg_ParseTuple(args, "KKKKKO!OOOOOO", &exclude, &restore, &keys, &autograd, &inference, &PyType_Type, &tensor,
                         &functions.no_overrides, &functions.profiler, &functions.device, &functions.use_count,
-                        &alone))
+                        &functions.empty, &alone))
     return NULL;
   if (!torch_api) Py_RETURN_FALSE;
   Py_INCREF(args); /* for as long as the process lives */

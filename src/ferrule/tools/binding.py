@@ -27,7 +27,9 @@ MAX_PARTS = 32  # FR_MAX_PARTS
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parents[1]
-SOURCES = ("cublas.h", "cuda_launch.h", "faults.h", "platform.h", "runtime.c", "runtime.h")
+SOURCES = (
+    "cublas.h", "cuda_launch.h", "cuda_units.h", "faults.h", "platform.h", "runtime.c", "runtime.h",
+)  # fmt: skip
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
@@ -39,6 +41,8 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fr_digest": (ctypes.c_char_p, ()),
     "fr_find_cublas": (ctypes.c_char_p, (ctypes.c_void_p,) * 2),
     "fr_start_product": (ctypes.c_int, (ctypes.c_void_p,) * 4),
+    "fr_know_product": (ctypes.c_int, (ctypes.c_void_p,)),
+    "fr_forget_product": (None, (ctypes.c_void_p,)),
     "fr_start_unit": (
         ctypes.c_int,
         (*(ctypes.c_void_p,) * 3, ctypes.c_int, *(ctypes.c_void_p,) * 3),

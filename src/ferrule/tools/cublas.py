@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 
 from ..errors import DeviceError, ToolchainError
@@ -19,6 +21,7 @@ FLOAT32, TF32 = 68, 77  # cublasComputeType_t
 _NAME = "libcublasLt"
 _SONAMES = (f"{_NAME}.so.13", f"{_NAME}.so.12")
 _FUNCTIONS = 13  # of `fr_cublas`
+_DESCRIBED = 16  # words of `fr_described`, at least
 
 
 class Product(ctypes.Structure):
@@ -31,6 +34,24 @@ class Product(ctypes.Structure):
         *[(name, ctypes.c_int32) for name in ("type", "out_type", "compute")],
         *[(name, ctypes.c_float) for name in ("alpha", "beta")],
     )
+
+
+class KnownProduct(ctypes.Structure):
+    """`fr_known_product` of runtime/cublas.h."""
+
+    library: Cublas
+
+    _fields_ = (
+        ("cublas", ctypes.c_void_p),
+        ("handle", ctypes.c_void_p),
+        ("product", Product),
+        ("word", ctypes.c_int32 * 5),
+        ("described", ctypes.c_uint64 * _DESCRIBED),
+    )
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            runtime().fr_forget_product(ctypes.addressof(self))
 
 
 class Cublas:
@@ -68,16 +89,43 @@ class Cublas:
         """
         # It loads kernels when they are first used, which may be while a graph is recorded.
         with driver.current(driver.context(ordinal)), driver.uncaptured():
-            with self._lock:
-                handle = self._handles.get(ordinal)
-                if handle is None:
-                    handle = ctypes.c_void_p()
-                    status = int(self._library.cublasLtCreate(ctypes.byref(handle)))
-                    if status:
-                        return status
-                    self._handles[ordinal] = handle
+            status, handle = self._handle(ordinal)
+            if status:
+                return status
             at = ctypes.addressof(product)
             return int(runtime().fr_start_product(self._functions, handle, at, stream))
+
+    def known(
+        self, driver: Driver, ordinal: int, product: Product, words: Sequence[int]
+    ) -> KnownProduct | None:
+        """What starts a product again and again; None where cuBLAS refuses it.
+
+        Args:
+            driver, ordinal: the GPU.
+            product: what is multiplied, but for addresses.
+            words: which words of a call a, b, the product, the workspace and the factors are; -1
+                where there are none.
+        """
+        with driver.current(driver.context(ordinal)), driver.uncaptured():
+            status, handle = self._handle(ordinal)
+            functions = ctypes.addressof(self._functions)
+            made = KnownProduct(functions, handle, product, tuple(words))
+            made.library = self  # whose functions it has
+            if status or runtime().fr_know_product(ctypes.addressof(made)):
+                return None
+        return made
+
+    def _handle(self, ordinal: int) -> tuple[int, ctypes.c_void_p]:
+        """The handle for the current GPU, and 0; or a code for `refused`."""
+        with self._lock:
+            handle = self._handles.get(ordinal)
+            if handle is None:
+                handle = ctypes.c_void_p()
+                status = int(self._library.cublasLtCreate(ctypes.byref(handle)))
+                if status:
+                    return status, handle
+                self._handles[ordinal] = handle
+        return 0, handle
 
     def refused(self, status: int, of: str) -> DeviceError:
         """The error for a product that `start` did not start.

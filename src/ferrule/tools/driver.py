@@ -151,6 +151,7 @@ class Driver(Libcuda):
             ("get_current", "cuCtxGetCurrent"),
             ("push", "cuCtxPushCurrent_v2"),
             ("pop", "cuCtxPopCurrent_v2"),
+            ("exchange_mode", "cuThreadExchangeStreamCaptureMode"),
         ):
             function = getattr(self._library, symbol)
             setattr(self.state, field, ctypes.cast(function, ctypes.c_void_p).value)

@@ -22,7 +22,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "runtime"
 _ENGINE = "op_calls arithmetic arrays canary cpu_launch cuda_launch numbers rule runtime"
 ENGINE = tuple(f"{name}.h" for name in _ENGINE.split())
 _SOURCES = (
-    "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays torch_functions torch_operators"
+    "host_calls kernel_calls numpy_arrays numpy_ops torch_arrays torch_layouts torch_units"
+    " torch_functions torch_operators"
 )
 SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)
 TORCH_SOURCES = ("torch_calls.c", "torch_abi.h", "torch_stack.h", *ENGINE)

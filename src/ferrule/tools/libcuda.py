@@ -33,11 +33,12 @@ class State(ctypes.Structure):
 
     _fields_ = (
         ("launch", ctypes.c_uint64),  # cuLaunchKernel, cuLaunchKernelEx, cuMemsetD8Async,
-        ("launch_config", ctypes.c_uint64),  # three functions of contexts
+        ("launch_config", ctypes.c_uint64),  # three functions of contexts, one of recorded streams
         ("set_bytes", ctypes.c_uint64),
         ("get_current", ctypes.c_uint64),
         ("push", ctypes.c_uint64),
         ("pop", ctypes.c_uint64),
+        ("exchange_mode", ctypes.c_uint64),
         ("forked", ctypes.c_int32),
         ("count", ctypes.c_uint32),  # launches so far
         ("last", ctypes.c_uint32 * KEPT),  # the kernels that were launched last, by number

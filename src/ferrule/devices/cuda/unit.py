@@ -21,7 +21,7 @@ from .program import packed_arguments
 SCHEMA = "1"  # raised when the same text, options and compiler would run differently
 _FIRST_SPECIFIC = 90  # the first sm_ that has one with an "a"
 _CLUSTERS = (9, 0)  # the first compute capability that has them
-_MOST_ARGUMENTS = 64  # FR_MOST_STEP_ARGUMENTS of runtime/cuda_launch.h
+_MOST_ARGUMENTS = 64  # FR_MOST_STEP_ARGUMENTS of runtime/cuda_units.h
 
 
 def built(spec: UnitSpec, architecture: str) -> UnitBinary:
@@ -74,7 +74,7 @@ def _binary(data: bytes, architecture: str, text: str) -> UnitBinary:
 
 
 class _Step(ctypes.Structure):
-    """`cuda_unit_step` of runtime/cuda_launch.h."""
+    """`cuda_unit_step` of runtime/cuda_units.h."""
 
     _fields_ = (
         ("function", ctypes.c_void_p), ("blocks", ctypes.c_uint32 * 3),
@@ -82,18 +82,27 @@ class _Step(ctypes.Structure):
         ("shared", ctypes.c_uint32), ("number", ctypes.c_uint32), ("pdl", ctypes.c_uint32),
         ("arguments", ctypes.c_uint32), ("word", ctypes.POINTER(ctypes.c_int32)),
         ("given", ctypes.POINTER(ctypes.c_uint64)),
+        ("product", ctypes.POINTER(cublas.KnownProduct)),
     )  # fmt: skip
 
 
 class CudaUnitKernels:
-    """Kernels of a unit's calls that differ in words alone: addresses, and numbers."""
+    """Steps of a unit's calls that differ in words alone: addresses, and numbers.
+
+    Attributes:
+        state, context, steps, count, begin: what `begin` of runtime/cuda_units.h takes, as
+            addresses, and its own.
+    """
 
     def __init__(
         self, of: Driver, ordinal: int, context: int, labels: list[str], steps: list[_Step]
     ) -> None:
-        self._driver, self._ordinal, self._context, self._labels = of, ordinal, context, labels
+        self._driver, self._ordinal, self._labels = of, ordinal, labels
         self._steps, self._kept = (_Step * len(steps))(*steps), steps  # to which these point
-        self._start = runtime().fr_start_unit
+        self._begin = runtime().fr_start_unit
+        self.state, self.context = ctypes.addressof(of.state), context
+        self.steps, self.count = ctypes.addressof(self._steps), len(steps)
+        self.begin = ctypes.cast(self._begin, ctypes.c_void_p).value or 0
 
     def start(self, words: Sequence[int], stream: int) -> None:
         """Start them on a stream, one after the other; waits for nothing.
@@ -107,12 +116,20 @@ class CudaUnitKernels:
         """
         self._driver.check_ordinal(self._ordinal)
         given, tried = (ctypes.c_uint64 * len(words))(*words), ctypes.c_int()
-        status = self._start(
-            ctypes.byref(self._driver.state), self._context, self._steps, len(self._steps), given,
-            stream, ctypes.byref(tried),
-        )  # fmt: skip
+        status = self._begin(
+            self.state, self.context, self.steps, self.count, given, stream, ctypes.byref(tried)
+        )
         if status:
-            raise self._driver.failure(status, self._labels[max(tried.value - 1, 0)])
+            raise self.failure(status, tried.value)
+
+    def failure(self, status: int, tried: int) -> DeviceError:
+        """The error for a status, after so many steps had been tried; raises where the process was
+        forked."""
+        self._driver.check_ordinal(self._ordinal)
+        at = max(tried - 1, 0)
+        if tried and not self._steps[at].function:
+            return cublas.cublas().refused(status, self._labels[at])
+        return self._driver.failure(status, self._labels[at])
 
 
 class CudaUnitProgram:
@@ -157,40 +174,51 @@ class CudaUnitProgram:
                 self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
 
     def kernels(
-        self, runs: Sequence[Run], words: Sequence[Sequence[int]]
+        self, steps: Sequence[Run | Product], words: Sequence[Sequence[int]]
     ) -> CudaUnitKernels | None:
-        """What starts these kernels again and again; raises as `launch` does.
+        """What starts these steps again and again; raises as `launch` does.
 
         Args:
-            runs: their launches.
-            words: for each argument of each the number of the word that it is, or -1 where it is
-                the same in all calls.
+            steps: kernels' launches, and products with their `factors`.
+            words: for each argument of each kernel the number of the word that it is, or -1 where
+                it is the same in all calls; of each product those of a, b, the product, the
+                workspace, and the factors, or -1.
 
         Returns:
-            None where a kernel has more arguments than that takes.
+            None where a kernel has more arguments than that takes, or cuBLAS refuses a product.
         """
         self._driver.check_ordinal(self._ordinal)
         if max(map(len, words)) > _MOST_ARGUMENTS:
             return None
         functions = self._loaded()
-        for run in runs:
-            self._check(run, functions[run.function])
-        steps = []
-        for run, of in zip(runs, words, strict=True):
-            function = functions[run.function]
-            given = [a if isinstance(a, bytes) else b"" for a in run.arguments]
-            steps.append(
-                _Step(
-                    function.handle, run.blocks, run.block, run.cluster or (0, 0, 0), run.shared,
-                    self._numbers[run.function],
-                    run.pdl and self._driver.programmatic(self._ordinal), len(of),
-                    (ctypes.c_int32 * len(of))(*of),
-                    (ctypes.c_uint64 * len(of))(*[int.from_bytes(a, "little") for a in given]),
-                )
-            )  # fmt: skip
-        labels = [self._label(run) for run in runs]
-        context = functions[runs[0].function].context
-        return CudaUnitKernels(self._driver, self._ordinal, context, labels, steps)
+        for step in steps:
+            if isinstance(step, Run):
+                self._check(step, functions[step.function])
+        known = [self._known(step, of) for step, of in zip(steps, words, strict=True)]
+        if None in known:
+            return None
+        labels = [
+            self._label(step) if isinstance(step, Run) else self._name_of(step) for step in steps
+        ]
+        context = self._driver.context(self._ordinal)
+        of_all = [step for step in known if step is not None]
+        return CudaUnitKernels(self._driver, self._ordinal, context, labels, of_all)
+
+    def _known(self, step: Run | Product, words: Sequence[int]) -> _Step | None:
+        """A step, but for its words."""
+        if isinstance(step, Product):
+            library = cublas.cublas()
+            product = library.known(self._driver, self._ordinal, _product(step), words)
+            return None if product is None else _Step(product=ctypes.pointer(product))
+        function = self._loaded()[step.function]
+        given = [a if isinstance(a, bytes) else b"" for a in step.arguments]
+        return _Step(
+            function.handle, step.blocks, step.block, step.cluster or (0, 0, 0), step.shared,
+            self._numbers[step.function],
+            step.pdl and self._driver.programmatic(self._ordinal), len(words),
+            (ctypes.c_int32 * len(words))(*words),
+            (ctypes.c_uint64 * len(words))(*[int.from_bytes(a, "little") for a in given]),
+        )  # fmt: skip
 
     def _encoded(self, step: Step) -> Step:
         """A step whose arguments are bytes all."""
@@ -207,18 +235,14 @@ class CudaUnitProgram:
         return step._replace(arguments=tuple(arguments))
 
     def _multiply(self, step: Product, stream: int) -> None:
-        product = cublas.Product(
-            *step.addresses, step.m, step.n, step.k, step.batch, step.step_a, step.step_b,
-            step.transpose_a, step.transpose_b, cublas.TYPES[step.dtype],
-            cublas.TYPES[step.out_dtype], cublas.TF32 if step.tf32 else cublas.FLOAT32,
-            *step.factors,
-        )  # fmt: skip
         library = cublas.cublas()
-        status = library.start(self._driver, self._ordinal, product, stream)
+        status = library.start(self._driver, self._ordinal, _product(step), stream)
         if status:
-            sizes = f"{step.m}x{step.k} @ {step.k}x{step.n}, {step.batch} of them"
-            label = f"the product {step.label} of unit {self._spec.name!r} ({sizes}, {step.dtype})"
-            raise library.refused(status, label)
+            raise library.refused(status, self._name_of(step))
+
+    def _name_of(self, step: Product) -> str:
+        sizes = f"{step.m}x{step.k} @ {step.k}x{step.n}, {step.batch} of them"
+        return f"the product {step.label} of unit {self._spec.name!r} ({sizes}, {step.dtype})"
 
     def _loaded(self) -> dict[str, LoadedFunction]:
         with self._lock:
@@ -273,3 +297,13 @@ class CudaUnitProgram:
         )
         if status:
             raise self._driver.failure(status, self._label(step))
+
+
+def _product(step: Product) -> cublas.Product:
+    """A product as cuBLAS takes it."""
+    return cublas.Product(
+        *(step.addresses or (0,) * 5), step.m, step.n, step.k, step.batch, step.step_a, step.step_b,
+        step.transpose_a, step.transpose_b, cublas.TYPES[step.dtype],
+        cublas.TYPES[step.out_dtype], cublas.TF32 if step.tf32 else cublas.FLOAT32,
+        *step.factors,
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from ...operators import derivatives
 from ...operators.op import Op
 from ...tools import fastcall
 from . import arrays as host
-from .function_calls import in_c
+from .known_calls import in_c
 
 _PLAIN = (torch.Tensor, FakeTensor, FunctionalTensor)  # beside them, plain zeros can stand
 _thread_local = threading.local()

@@ -46,9 +46,9 @@ from .autograd import (
     is_atomic,
     recorder,
 )
-from .function_calls import FunctionCalls, function_calls, letters
 from .functions import run_function
 from .kernels import TorchArrays, autocast_kernel, random_kernel, traced_call, version_kernel
+from .known_calls import KnownCalls, known_calls, letters
 from .schema import schema
 from .sizes import SymInts, refuse_dynamic_templates
 
@@ -80,7 +80,7 @@ class TorchOp:
         arguments: the inputs, their places, and of those that are numbers the Python type.
         traced, reads_when_traced: see `kernels.traced_call`.
         atomic: its results may depend on the order of threads.
-        functions: what is known of calls of Python functions.
+        known: what is known of calls that C can make.
         function: the autograd.Function that records calls.
     """
 
@@ -88,7 +88,7 @@ class TorchOp:
         self.op = self.caller = op
         self.overload: Any
         self.raw: Any
-        self.functions: FunctionCalls | None = None
+        self.known: KnownCalls | None = None
         self.function: Any = None
         python_types = {"b": bool, "f": float, "i": int, "u": int}
         self.arguments = [
@@ -110,7 +110,7 @@ class TorchOp:
         if existing is not self:
             _warn_of_stale(existing.op, op)
             self.op, self.overload, self.raw = existing.op, existing.overload, existing.raw
-            self.functions, self.function = existing.functions, existing.function
+            self.known, self.function = existing.known, existing.function
             if op.counts is not existing.op.counts:
                 existing.op.counts.update(op.counts)
             op.counts = existing.op.counts  # it is the other that runs calls
@@ -184,7 +184,7 @@ class TorchOp:
         kinds, raw = letters(self.op), self.raw._op
         if self.op.autocast is not None:  # the dispatcher sees to that
             return fastcall.operator(raw, kinds, refused) or op_entries.not_in_c
-        known = None if self.functions is None else self.functions.known
+        known = None if self.known is None else self.known.entries
         apply = recorder(self.function, raw, kinds, known)
         return fastcall.operator(raw, kinds, refused, known, apply) or op_entries.not_in_c
 
@@ -261,7 +261,7 @@ class TorchOp:
                 _library.impl(operator_name, self.run, key)
         for key in _WATCHERS:
             _library.impl(f"{name}_raw", lambda *values: self.overload(*values), key)
-        self.functions = function_calls(op)
+        self.known = known_calls(op)
         self.function = autograd_function(op, self.overload)
         kernel = autograd_kernel(op, self.overload, self.function)
         host.skip_in_dynamo([kernel.__code__])
@@ -317,13 +317,13 @@ class TorchOp:
     def run(self, *values: Any) -> Any:
         """Run the op on tensors in memory, and return its outputs."""
         op = self.op
-        if self.functions is not None:
-            outputs = self.functions.again(*values)
+        if self.known is not None:
+            outputs = self.known.again(*values)
             if outputs is not NotImplemented:
                 return outputs
         key = unit_calls.key(values)
-        if (known := op.bound.get(key)) is not None:
-            return known.run(op, values)
+        if (call_before := op.bound.get(key)) is not None:
+            return call_before.run(op, values)
         tensors: dict[str, torch.Tensor] = {}
 
         def facts_of(parameter: Argument, value: torch.Tensor) -> Facts:
@@ -342,8 +342,8 @@ class TorchOp:
         if isinstance(body, Runner):
             inputs = [tensors.get(name, value) for name, value in call.arguments.items()]
             outputs = run_function(call, body, inputs, queue)
-            if self.functions is not None:
-                self.functions.remember(call, body, values, outputs)
+            if self.known is not None:
+                self.known.remember(call, body, values, outputs)
             return op_call.packed(outputs)
         op.counts["Python path"] += 1  # kernels are launched in C, where it can
         strided = op_call.strided(call, body.contiguous)
@@ -361,7 +361,7 @@ class TorchOp:
         else:
             outputs = op_call.run_body(call, body, host, _facts, queue, host)
             if isinstance(body, CudaUnit) and not strided and not op.in_place:
-                unit_calls.remember(key, call, body)
+                unit_calls.remember(key, call, body, values, outputs, self.known)
         for value, copy in op_call.copies_of_written(op, values, tensors):
             value.copy_(copy)
         return op_call.packed(outputs)

@@ -1,5 +1,5 @@
-"""Calls of Python functions with tensors that lie as in a call before: runtime/torch_functions.h
-makes them, without Python code but the function's."""
+"""Calls with tensors that lie as in a call before, of Python functions or CUDA units:
+runtime/torch_functions.h makes them, without Python code but a function's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...operators import call as op_call
 from ...operators.launch import BoundCall
 from ...operators.op import Op
 from ...operators.runners import Runner
+from ...operators.unit_steps import CudaUnit
 from ...tools import fastcall
 from . import arrays as host
 from .functions import AUTOCAST_KEYS, USE_COUNT, checked_output
@@ -36,46 +37,51 @@ def letters(op: Op) -> str:
     ])  # fmt: skip
 
 
-class FunctionCalls:
-    """What is known of calls of an op that Python functions carry out.
+class KnownCalls:
+    """What is known of an op's calls.
 
     Attributes:
-        known: by the layout of the inputs the function, whether the outputs were made for it, what
-            makes outputs of an unusual result, and the layouts of the outputs.
+        entries: by the layout of the inputs, of a Python function: it, whether the outputs were
+            made for it, what makes outputs of an unusual result, and the layouts of the outputs;
+            of a unit what `unit_calls` keeps.
         again: the outputs of a call that is known; else NotImplemented.
     """
 
     def __init__(self, op: Op) -> None:
-        self.known: dict[bytes, Any] = {}
+        self.entries: dict[bytes, Any] = {}
         self._kinds = letters(op).encode()
         library: Any = fastcall.library()
         self._library = library
-        self.again: Callable[..., Any] = library.known_calls(self._kinds, self.known)
+        self.again: Callable[..., Any] = library.known_calls(self._kinds, self.entries)
+
+    def keep(self, values: Sequence[Any], entry: tuple[Any, ...]) -> None:
+        """Keep what calls share whose inputs lie as these do, if C can tell."""
+        key = self._library.layout(self._kinds, tuple(values))
+        if key is not None:
+            if len(self.entries) >= _MOST_KNOWN:
+                self.entries.clear()
+            self.entries[key] = entry
 
     def remember(
         self, call: BoundCall, runner: Runner, values: Sequence[Any], outputs: Sequence[Any]
     ) -> None:
-        """Keep what a call, whose outputs have been checked, shares with those of its layout."""
+        """Keep what a call of a function, whose outputs have been checked, shares with others."""
         rule = call.op.rule
         if len(rule.declared) != len(rule.outputs) or not outputs:
             return
         if runner.contiguous and op_call.strided(call, True):
             return
-        key = self._library.layout(self._kinds, tuple(values))
         layouts = tuple([self._library.layout(b"a", (output,)) for output in outputs])
-        if key is None or None in layouts:
+        if None in layouts:
             return
         function, own = _function(call, runner)
-        if len(self.known) >= _MOST_KNOWN:
-            self.known.clear()
-        self.known[key] = function, own, _finish(call, runner, own), layouts
+        self.keep(values, (function, own, _finish(call, runner, own), layouts))
 
 
-def function_calls(op: Op) -> FunctionCalls | None:
+def known_calls(op: Op) -> KnownCalls | None:
     """What will be known of an op's calls; None where C makes none of them."""
-    if op.in_place or not any(isinstance(body, Runner) for body in op.implementations):
-        return None
-    return FunctionCalls(op) if in_c() else None
+    made = any(isinstance(body, (Runner, CudaUnit)) for body in op.implementations)
+    return KnownCalls(op) if made and not op.in_place and in_c() else None
 
 
 def _function(call: BoundCall, runner: Runner) -> tuple[Callable[..., Any], bool]:
@@ -137,6 +143,7 @@ def in_c() -> bool:
                     profiler,
                     getattr(torch._C, "_cuda_getDevice", None),
                     USE_COUNT,
+                    torch.empty,
                     torch.empty(1, device="cpu"),
                 )
             )

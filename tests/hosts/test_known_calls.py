@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ferrule
 from ferrule import KernelError
-from ferrule.hosts.torch import function_calls
+from ferrule.hosts.torch import known_calls
 from ferrule.tools import fastcall
+from frames import frames
 
 RULE = "x[*S]:T -> y[*S]:T"
 TIMES = 3  # so often a call is made: one is remembered, then repeated
@@ -43,27 +44,11 @@ def doubling(**more: Any) -> ferrule.Op:
 
 
 def known_layouts(op: ferrule.Op) -> int:
-    return len(op._operator.functions.known)
-
-
-def frames(call: Callable[[], object]) -> list[str]:
-    """The Python functions of ferrule that a call runs."""
-    seen: list[str] = []
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_globals["__name__"].startswith("ferrule"):
-            seen.append(frame.f_code.co_qualname)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return seen
+    return len(op._operator.known.entries)
 
 
 def test_a_repeated_call_runs_no_python_but_the_function() -> None:
-    assert function_calls.in_c()
+    assert known_calls.in_c()
     op, x = doubling(), torch.ones(3)
     for _ in range(2):
         op(x)
@@ -73,9 +58,9 @@ def test_a_repeated_call_runs_no_python_but_the_function() -> None:
 
 
 def test_a_torch_without_what_c_calls_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(function_calls._excluding()) == 5
-    monkeypatch.setattr(function_calls, "_EXCLUDE", "no_such_function")
-    assert function_calls._excluding() == []
+    assert len(known_calls._excluding()) == 5
+    monkeypatch.setattr(known_calls, "_EXCLUDE", "no_such_function")
+    assert known_calls._excluding() == []
 
 
 @given(st.lists(
@@ -380,7 +365,7 @@ def test_numbers_of_every_float_dtype(dtype: str) -> None:
 
 
 def test_layouts_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_calls, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(known_calls, "_MOST_KNOWN", 4)
     op = ferrule.adopt("many", RULE, run=double, version="many")
     for n in (*range(1, 10), *range(1, 10)):
         assert op(torch.ones(n)).sum() == 2 * n
