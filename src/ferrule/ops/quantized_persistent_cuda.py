@@ -222,11 +222,10 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
     started_barriers();
   }
   __syncthreads();
+  cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   if (warp >= WARPS) {
     fewer_registers<40>();
-    // The kernel ahead arranges x, and began when all before it had ended: the rest is there.
-    cudaGridDependencySynchronize();
     if (threadIdx.x == WARPS * 32)
       copy_tiles(reinterpret_cast<const char*>(x), works, K, full, empty, begin_x);
     return;

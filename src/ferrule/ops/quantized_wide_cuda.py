@@ -188,13 +188,12 @@ wide(const T* x, const uint32_t* w, const void* scales, BIASES biases, WHOLE glo
     started_barriers();
   }
   __syncthreads();
+  cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
   float* const sums = reinterpret_cast<float*>(shared + (begin_x - shared_address(shared)));
   const auto end_of = ends<ROWS, WARPS * 32>(global_scale, global_scales, offset, n0, N);
 
   if (warp == WARPS) {
-    // The kernel ahead puts x in order, and began when all before it had ended: the rest is there.
-    cudaGridDependencySynchronize();
     if (lane == 0) {
       fence_of_copies();
       const uint32_t bytes = (here + 7) / 8 * 1024, pitch = (count + 7) / 8 * 1024;  // of a tile
