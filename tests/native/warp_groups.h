@@ -6,6 +6,8 @@
 struct int2 { int x, y; };
 struct float4 { float x, y, z, w; };
 inline int __ldg(const int* p) { return *p; }
+inline float4 __ldcg(const float4* p) { return *p; }
+inline void __threadfence() {}
 
 struct MemoryBarrier { int all = 0, left = 0; int64_t bytes = 0; uint32_t phase = 0; std::vector<Copy> copies; };
 inline std::map<std::pair<int, uint32_t>, MemoryBarrier> memory_barriers;

@@ -57,11 +57,15 @@ extern "C" void run(const T* x, const uint32_t* w, const void* scales, const voi
   for (int i = 0; i < 6; ++i)
     arrays.push_back({(const char*)begins[i], (const char*)begins[i] + bytes[i]});
   arrays.push_back({(const char*)in_order, (const char*)(room.data() + room.size())});
-  kernel = [=] { ordered(x, in_order, K, count); };
+  std::vector<float4> left(split * ROWS * TOK / 4, float4{NAN, NAN, NAN, NAN});
+  std::vector<int> of_warps(split * WARPS, 1);
+  float* const sums = (float*)left.data();
+  int *const there = of_warps.data(), warps = of_warps.size();
+  kernel = [=] { ordered(x, in_order, K, count, there, warps); };
   launch((count * (padded(K) / 8) + 255) / 256, 1, 256, 1024);
   kernel = [=] {
     persistent(in_order, w, scales, (BIASES)biases, (WHOLE)factor, bytes[4] / 4, (OFFSET)added, y,
-               N, K, count);
+               sums, there, N, K, count);
   };
   launch(split, 1, THREADS, shared_bytes);
 }
@@ -103,7 +107,7 @@ def compiled(
     if isinstance(tile, Persistent):
         given += f"constexpr int TOK = {tile.tokens};\n"
         begun = f'#include "{WARP_GROUPS}"\nconstexpr int NEAR = {tile.near};\n'
-        text, main = f"{begun}{persistent.ORDERED}{persistent.DENSE}", MAIN_OF_PERSISTENT
+        text, main = f"{begun}{persistent.NOTHING_LEFT}{persistent.DENSE}", MAIN_OF_PERSISTENT
         text += persistent.products(tile.widths) + persistent.PERSISTENT
     text = quantized_cuda._text(mode, names, text).replace(MACHINE, "").replace(OF_ROWS, EMULATED)
     source = folder / "kernel.cpp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.ops import quantized_tiles
-from ferrule.ops.quantized_persistent_cuda import PLACES, WORK
+from ferrule.ops.quantized_persistent_cuda import DENSE, PLACES, WORK
 from ferrule.tools import toolchain
 
 NEAR, TOK = 4, 16
@@ -20,6 +21,12 @@ MAIN = """
 extern "C" void works(const int* tiles, int panels, int count, Work* of) {
   for (int i = 0; i < count; ++i) of[i] = Works{tiles, panels}.of(i);
 }
+extern "C" void pieces(int count, int panels, int block, int blocks_of_k, Work* of) {
+  blockIdx.x = block;
+  for (int n = 0; n == 0 || of[n - 1].count; ++n)
+    of[n] = dense::Works{count, panels}.piece(n, blocks_of_k);
+}
+extern "C" void grid(int blocks) { gridDim.x = blocks; }
 extern "C" void places(const Work* work, int64_t K, int64_t* at, int64_t* tile) {
   *at++ = Works{nullptr, 1}.x(*work, K).begin / 4;  // in words
   *at++ = Works{nullptr, 1}.x(*work, K).pitch / 4;
@@ -37,9 +44,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     source = folder / "works.cpp"
     source.write_text(
         "#include <algorithm>\n#include <cstdint>\nusing std::min;\n#define __device__\n"
-        "struct int2 { int x, y; };\nstatic int __ldg(const int* p) { return *p; }\n"
-        f"constexpr int NEAR = {NEAR}, TOK = {TOK}, BITS = 4, OWN = 32, BLOCK = 128;\n"
-        f"{WORK}{PLACES}{MAIN}"
+        "using std::max;\nstruct int2 { int x, y; };\nstatic int2 blockIdx, gridDim;\n"
+        "static int __ldg(const int* p) { return *p; }\n"
+        f"constexpr int NEAR = {NEAR}, TOK = {TOK}, BITS = 4, OWN = 32, BLOCK = 128, AT_ONCE = 4;\n"
+        f"{WORK}{PLACES}namespace dense {{{DENSE.replace(WORK, '')}}}{MAIN}"
     )
     made = folder / "works.so"
     command = [*toolchain.find_compiler().argv, "-O1", "-w", "-std=c++20", "-shared", "-fPIC"]
@@ -68,11 +76,12 @@ def test_each_tile_once(library: Any, counts: list[int], panels: int, more: int)
     """Blocks take works until one has no rows: none before the last has, and all behind it."""
     tiles = tiles_of(counts)
     count = int(tiles[0]) * panels
-    works = np.zeros((count + more, 4), np.int32)
+    works = np.zeros((count + more, 7), np.int32)
     library.works(pointer(tiles), panels, count + more, pointer(works))
     assert not works[count:, 3].any()
     expected = [(p, *tile) for p in range(panels) for tile in tiles[1:].reshape(-1, 3)]
-    assert sorted(map(tuple, works[:count])) == sorted(tuple(map(int, work)) for work in expected)
+    found = sorted(map(tuple, works[:count, :4]))
+    assert found == sorted(tuple(map(int, work)) for work in expected)
     # As many as are near have the same rows of w, one after another.
     for i in range(0, count - NEAR + 1, NEAR):
         if i < tiles[0] // NEAR * NEAR * panels:
@@ -116,3 +125,43 @@ def test_tiles_fit(mode: str, bits: int) -> None:
             assert fitting.x_stages >= 4 and fitting.widths == tile.widths
             if mode in ("nvfp4", "mxfp4") and bits == 4:
                 assert fitting == tile
+
+
+@given(
+    count=st.integers(1, 200), panels=st.integers(1, 9), grid=st.integers(1, 40),
+    blocks=st.integers(1, 30),
+)  # fmt: skip
+def test_shares_of_works(library: Any, count: int, panels: int, grid: int, blocks: int) -> None:
+    """Each block of K of each work once. Of a work that blocks share the last of them has the end,
+    and counts those that leave it their sums: each leaves one at most, and that before what it
+    adds others to."""
+    library.grid(grid)
+    made: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+    of_block = np.zeros((400, 7), np.int32)
+    most = 0
+    for block in range(grid):
+        library.pieces(count, panels, block, blocks, pointer(of_block))
+        leaves = waits = many = 0
+        for panel, _, at, rows, begin, end, earlier in of_block.tolist():
+            if not rows:
+                break
+            assert 0 <= begin < end <= blocks and begin % 4 == 0 and rows == min(16, count - at)
+            made.setdefault((panel, at), []).append((begin, end, block, earlier))
+            leaves += end < blocks
+            waits += earlier > 0
+            assert not (end < blocks and waits)  # nobody waits for who waits
+            many += end - begin
+        assert leaves <= 1
+        most = max(most, many)
+    assert sorted(made) == [(p, at) for p in range(panels) for at in range(0, count, 16)]
+    for pieces in made.values():
+        pieces.sort()
+        assert pieces[0][0] == 0 and pieces[-1][1] == blocks
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(pieces))
+        last = pieces[-1][2]
+        assert [piece[2] for piece in pieces] == list(range(last - len(pieces) + 1, last + 1))
+        assert [piece[3] for piece in pieces] == [0] * (len(pieces) - 1) + [len(pieces) - 1]
+    works = len(made)
+    rounds, left = divmod(works, grid)
+    whole = left * 30 > grid * (20 if rounds else 24)
+    assert most <= (rounds + (1 if whole else left / grid)) * blocks + 16

@@ -115,12 +115,12 @@ def _ordered(bits: int) -> dict[str, str]:
     return {"ordered": f"T[ceildiv({ROWS_OF_X}, 8) * 8, ceildiv(K, {block}) * {block}]"}
 
 
-def _order(bits: int) -> Any:
-    """The step that puts x there."""
+def _order(bits: int, *more: str) -> Any:
+    """The step that puts x there, with more arguments."""
     block = 512 // bits
     return ferrule.cuda_step(
         "ordered",
-        ["x", "ordered", "int64 K", ROWS_OF_X],
+        ["x", "ordered", "int64 K", ROWS_OF_X, *more],
         blocks=f"ceildiv({ROWS_OF_X} * ceildiv(K, {block}) * {block // 8}, 256)",
         block=256,
         pdl=True,
@@ -177,11 +177,11 @@ def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent)
         tile: what blocks make one after another.
     """
     tile = tile.of(mode, bits, group)
-    size = tile.shared_memory(mode, bits, group)
+    size, warps = tile.shared_memory(mode, bits, group), f"sm_count * {tile.warps}"
     operands = ["ordered", *names.parts(mode), *names.at_last]
     step = ferrule.cuda_step(
         "persistent",
-        [*operands, "y", "int64 N", "int64 K", ROWS_OF_X],
+        [*operands, "y", "sums", "there", "int64 N", "int64 K", ROWS_OF_X],
         blocks="sm_count",
         block=32 * tile.warps + 128,
         shared_memory=size,
@@ -192,9 +192,13 @@ def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent)
         template={"MODE": MODES[mode], "BITS": bits, "GROUP": group, "TOK": tile.tokens}
         | tile.template,
         when=f"{WHERE} and capability == 90 and ({tile.when}) and {room(size)}",
-        scratch=_ordered(bits),
+        scratch={
+            **_ordered(bits),
+            "sums": f"float32[sm_count * {tile.rows * tile.tokens}]",
+            "there": f"int32[{warps}]",
+        },
         specific=True,
-        steps=[_order(bits), step],
+        steps=[_order(bits, "there", warps), step],
     )
 
 

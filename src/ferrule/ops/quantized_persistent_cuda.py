@@ -16,10 +16,11 @@ from .quantized_wide_cuda import machine as wide_machine
 
 # What a block does next, for `SORTED` and `DENSE`.
 WORK = """
-// Up to TOK rows of x, from the `at`th on, and ROWS rows of their matrix, the `panel`th ones. The
+// Up to TOK rows of x, from the `at`th on, and ROWS rows of their matrix, the `panel`th ones: of K
+// what lies in some of its blocks; `earlier` blocks before this one have what lies before it. The
 // count is 0 behind the last.
 struct Work {
-  int panel, matrix, at, count;
+  int panel, matrix, at, count, begin, end, earlier;
 };
 // Bytes of 64 k of a tile of x: where the first are, how far the next are, and how many.
 struct TileOfX {
@@ -45,9 +46,15 @@ struct Works {
   int panels;
   __device__ Work of(int i) const {
     const int2 place = place_of_work(i, __ldg(tiles), panels);
-    if (place.y < 0) return {0, 0, 0, 0};
+    if (place.y < 0) return {};
     const int* const tile = tiles + 1 + 3 * place.y;
     return {place.x, __ldg(tile), __ldg(tile + 1), __ldg(tile + 2)};
+  }
+  // The n-th of this block.
+  __device__ Work piece(int n, int blocks) const {
+    Work work = of(blockIdx.x + n * gridDim.x);
+    work.end = blocks;
+    return work;
   }
   __device__ TileOfX x(const Work& work, int64_t K) const;
 };
@@ -139,16 +146,52 @@ arranged(const T* x, T* out, const int* order, const int* tiles, int64_t K, int 
 """
 SORTED = WORK + PLACES + _ARRANGED
 
+# Puts x in order, and says of each warp that its sums are not there.
+NOTHING_LEFT = ORDERED.replace("int count) {", "int count, int* there, int warps) {").replace(
+    "  const int token =",
+    "  for (int i = thread; i < warps; i += gridDim.x * 256) there[i] = 0;\n  const int token =",
+)
+
 # One matrix, and x as `ordered` leaves it.
 DENSE = (
     WORK
     + """
 struct Works {
   int count, panels;
+  __device__ int tiles() const { return (count + TOK - 1) / TOK; }
   __device__ Work of(int i) const {
-    const int2 place = place_of_work(i, (count + TOK - 1) / TOK, panels);
-    if (place.y < 0) return {0, 0, 0, 0};
+    const int2 place = place_of_work(i, tiles(), panels);
+    if (place.y < 0) return {};
     return {place.x, 0, place.y * TOK, min(count - place.y * TOK, TOK)};
+  }
+  // The n-th of this block: whole ones, and where those that are left are few for so many blocks a
+  // share of these: pieces begin and end at blocks of K whose scales come at once, and have eight.
+  // Of two in it the beginning of the later one comes before the end of the other: who waits for
+  // sums of blocks before it leaves nobody waiting.
+  __device__ Work piece(int n, int blocks) const {
+    const int all = tiles() * panels, grid = gridDim.x;
+    int rounds = all / grid, left = all % grid;
+    if (left * 30 > grid * (rounds ? 20 : 24)) ++rounds, left = 0;
+    if (n < rounds) {
+      Work work = of(n * grid + blockIdx.x);
+      work.end = blocks;
+      return work;
+    }
+    const int fours = (blocks + AT_ONCE - 1) / AT_ONCE;
+    const int64_t all_fours = int64_t(left) * fours;
+    const int sharing = max(min(int64_t(grid), all_fours / 2), int64_t(left)), block = blockIdx.x;
+    auto begin_of = [&](int block) { return int(all_fours * block / sharing); };
+    if (block >= sharing) return {};
+    const int begin = begin_of(block), end = begin_of(block + 1);
+    const int first = begin / fours, last = (end - 1) / fours, two = first < last;
+    if (n > rounds + two) return {};
+    const int which = two && n == rounds ? last : first;
+    Work work = of(rounds * grid + which);
+    work.begin = max(begin - which * fours, 0) * AT_ONCE;
+    work.end = min(min(end - which * fours, fours) * AT_ONCE, blocks);
+    if (work.end == blocks)
+      while (begin_of(block - work.earlier) > which * fours) ++work.earlier;
+    return work;
   }
   __device__ TileOfX x(const Work& work, int64_t) const {
     const uint32_t bytes = (work.count + 7) / 8 * 1024;
@@ -174,13 +217,13 @@ __device__ inline void copy_tiles(const char* x, const Works& works, int64_t K, 
   fence_of_copies();
   uint32_t slot = 0, parity = 1;
 #pragma unroll 1
-  for (int i = blockIdx.x;; i += gridDim.x) {
-    const Work work = works.of(i);
+  for (int n = 0;; ++n) {
+    const Work work = works.piece(n, padded(K) / BLOCK);
     if (!work.count) break;
     const TileOfX tile = works.x(work, K);
-    const char* from = x + tile.begin;
+    const char* from = x + tile.begin + work.begin * (BLOCK / 64) * tile.pitch;
 #pragma unroll 1
-    for (int left = padded(K) / 64; left > 0; --left, from += tile.pitch) {
+    for (int left = (work.end - work.begin) * (BLOCK / 64); left > 0; --left, from += tile.pitch) {
       wait_for(empty + slot * 8, parity);
       expect(full + slot * 8, tile.bytes);
       copy_many(to + slot * X_STAGE, from, tile.bytes, full + slot * 8);
@@ -238,11 +281,11 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
   const char *w_next, *s_from, *b_from = nullptr;
   int aligned, s_alignment, off[R][2], w_left;
   constexpr uint32_t begin = 0;
-  uint32_t next = 0, to_slot = 0, to_part = 0;
-  int coming = blockIdx.x;  // the work whose rows are copied; -1 behind the last
-  Rows row_of(N, works.of(coming));
+  uint32_t next = 0, last = 0, to_slot = 0, to_part = 0;
+  int coming = 0;  // the work whose rows are copied; -1 behind the last
+  Rows row_of(N, works.piece(coming, blocks));
   auto come = [&] {
-    const Work work = works.of(coming);
+    const Work work = works.piece(coming, blocks);
     if (!work.count) {
       coming = -1;
       return;
@@ -254,7 +297,9 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
     if constexpr (ARRAYS == 2) b_from = biases + first * scale_bytes;
     ALIGNMENT
     ROW_OFFSETS
-    w_next = w_from + t * 16, w_left = row_bytes - t * 16;
+    next = work.begin, last = work.end;
+    const int before = work.begin * 64 + t * 16;
+    w_next = w_from + before, w_left = row_bytes - before;
   };
   // Asks for a block of w: of what lies behind a row, nothing is read.
   auto issue = [&] {
@@ -265,7 +310,7 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
       COPY_SCALES
       w_next += 64, w_left -= 64;
       to_slot = to_slot + 1 == STAGES ? 0 : to_slot + 1;
-      if (++next == blocks) next = 0, coming += gridDim.x, come();
+      if (++next == last) ++coming, come();
     }
     commit();
   };
@@ -276,8 +321,8 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
   for (int s = 0; s < STAGES - 1; ++s) issue();
   uint32_t slot = 0, part = 0, x_slot = 0, parity = 0;
 #pragma unroll 1
-  for (int id = blockIdx.x;; id += gridDim.x) {
-    const Work work = works.of(id);
+  for (int n = 0;; ++n) {
+    const Work work = works.piece(n, blocks);
     if (!work.count) break;
     float sum[R][TOK / 2] = {};
     uint32_t nan[R] = {}, nan_of_row[R][2] = {};
@@ -285,7 +330,7 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
     // With products of so many tokens.
     auto multiply = [&](auto tokens) {
 #pragma unroll 1
-      for (uint32_t block = 0; block < blocks; ++block) {
+      for (uint32_t block = work.begin; block < work.end; ++block) {
         wait<STAGES - 2>();
         __syncwarp();
         issue();
@@ -308,7 +353,7 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
             end_products();
             wait_products<1>();  // those before these
             if (i % WORDS == 0 && r == 0) {
-              if ((block > 0 || i > 0) && lane == 0) arrive(empty + x_before * 8);
+              if ((block > work.begin || i > 0) && lane == 0) arrive(empty + x_before * 8);
               x_before = x_slot;
             }
           }
@@ -327,15 +372,57 @@ __device__ inline void products(const T* x, const char* w, const char* scales, c
 }
 """
 
-# Rows of y, of one matrix.
+# Rows of y, of one matrix. Of a tile that blocks share, each but the last leaves its sums to that.
 PERSISTENT = """
+// A warp's sums, as its lanes have them: four after four of all lanes.
+template <int S>
+__device__ inline void leave_sums(const float (&sum)[R][S], float* sums, int* there) {
+  const int lane = threadIdx.x % 32, warp = blockIdx.x * WARPS + threadIdx.x / 32;
+  float4* const to = reinterpret_cast<float4*>(sums) + int64_t(warp) * (R * S / 4) * 32 + lane;
+#pragma unroll
+  for (int i = 0; i < R * S / 4; ++i) {
+    const float* const v = &sum[i / (S / 4)][i % (S / 4) * 4];
+    to[i * 32] = {v[0], v[1], v[2], v[3]};
+  }
+  __threadfence();
+  __syncwarp();
+  if (lane == 0) *const_cast<volatile int*>(there + warp) = 1;
+}
+// Adds what so many blocks before this one left, the next one first.
+template <int S>
+__device__ inline void add_left_sums(float (&sum)[R][S], const float* sums, const int* there,
+                                     int earlier) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int back = 1; back <= earlier; ++back) {
+    const int warp = (blockIdx.x - back) * WARPS + threadIdx.x / 32;
+    if (lane == 0) while (!*const_cast<const volatile int*>(there + warp));
+    __syncwarp();
+    __threadfence();
+    const float4* const from =
+        reinterpret_cast<const float4*>(sums) + int64_t(warp) * (R * S / 4) * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < R * S / 4; ++i) {
+      const float4 v = __ldcg(from + i * 32);
+      float* const to = &sum[i / (S / 4)][i % (S / 4) * 4];
+      to[0] += v.x, to[1] += v.y, to[2] += v.z, to[3] += v.w;
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 persistent(const T* x, const void* w, const void* scales, BIASES biases, WHOLE factor,
-           int64_t factors, OFFSET added, T* y, int64_t N, int64_t K, int count) {
+           int64_t factors, OFFSET added, T* y, float* sums, int* there, int64_t N, int64_t K,
+           int count) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const Works works{count, int((N + ROWS - 1) / ROWS)};
   products(x, bytes_of(w), bytes_of(scales), bytes_of(biases), works, N, K,
            [&](const Work& work, auto& sum) {
+    if (work.end < padded(K) / BLOCK) {
+      leave_sums(sum, sums, there);
+      return;
+    }
+    add_left_sums(sum, sums, there, work.earlier);
     constexpr int OWN_ROWS = R * 2;  // neighbours
     const int64_t first = int64_t(work.panel) * ROWS + warp * R * 16 + g * OWN_ROWS;
     const bool whole = R == 2 && N % 4 == 0 && size_t(y) % 8 == 0 && first < N;
@@ -367,7 +454,7 @@ persistent(const T* x, const void* w, const void* scales, BIASES biases, WHOLE f
 # What packages for other GPUs have, which never start it.
 ELSEWHERE = """
 extern "C" __global__ void persistent(const T*, const void*, const void*, BIASES, WHOLE, int64_t,
-                                      OFFSET, T*, int64_t, int64_t, int) {}
+                                      OFFSET, T*, float*, int*, int64_t, int64_t, int) {}
 """
 
 _REGISTERS = """
@@ -383,7 +470,7 @@ template <int COUNT> __device__ inline void more_registers() {
 def dense(widths: Sequence[int], near: int) -> str:
     """The kernel of products with one matrix."""
     text = f"{machine(widths)}{DENSE}{products(widths)}{PERSISTENT}"
-    given = f"constexpr int NEAR = {near};\n{ORDERED}"
+    given = f"constexpr int NEAR = {near};\n{NOTHING_LEFT}"
     return f"{given}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{text}#else{ELSEWHERE}#endif\n"
 
 

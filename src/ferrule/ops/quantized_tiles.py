@@ -284,11 +284,20 @@ def _rounds(rows: int) -> str:
     return f"ceildiv(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, {rows}), sm_count)"
 
 
+def _hundredths(works: str) -> str:
+    """Of how many such rounds so many take as long, where blocks share the last ones."""
+    whole, left = f"({works} // sm_count)", f"({works} % sm_count)"
+    limit = f"(20 if {whole} > 0 else 24)"
+    last = f"(100 if {left} * 30 > sm_count * {limit} else {left} * 100 // sm_count + 30)"
+    return f"({whole} * 100 + ({last} if {left} > 0 else 0))"
+
+
 # For one matrix, where that is faster: a round of tiles of 256 rows of w takes 1.68 times as long
 # as one of `WIDE` of 128, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and
 # that M * N * K / 390e3. Measured on an H100.
-_FEWER_ROUNDS = f"{_rounds(256)} * 168 < {_rounds(128)} * 100"
-_SOONER = f"{_rounds(256)} * 4719000 < N * ({ROWS_OF_X} + 339)"
+_HUNDREDTHS = _hundredths(f"(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, 256))")
+_FEWER_ROUNDS = f"{_HUNDREDTHS} * 168 < {_rounds(128)} * 10000"
+_SOONER = f"{_HUNDREDTHS} * 47190 < N * ({ROWS_OF_X} + 339)"
 PERSISTENT = Persistent(
     (128,),
     when=f"{ROWS_OF_X} > 64 and {ROWS_OF_X} <= 512 and {_FEWER_ROUNDS}"
