@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ferrule.ops import nvfp4
+from ferrule.ops import nvfp4, nvfp4_linear
+from ferrule.ops.nvfp4.linear import linear_op
 from nvfp4_parallel_tools import (
     DEVICE,
     DTYPE,
+    Calls,
     case,
     close,
     experts,
@@ -23,6 +26,8 @@ from nvfp4_parallel_tools import (
     numbers,
     raises,
     routed,
+    spread,
+    weights_of,
 )
 
 
@@ -206,3 +211,45 @@ def what_cannot_be_sharded() -> None:
         "W4A16",
         lambda: parallelize_module(layer, mesh(), nvfp4.NVFP4ColwiseParallel()),
     )
+
+
+# -- functions, of DTensors -----------------------------------------------------------------------
+
+WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
+
+
+def matrix_in_parts(layer: Any, placement: Any, by_row: bool = False) -> list[Any]:
+    """w, its scales and its second scale, which is sharded with the rows that have one each."""
+    packed, scale, scale_2 = weights_of(layer)
+    of_rows = placement if by_row and placement == ROWS else WHOLE
+    return [spread(packed, placement), spread(scale, placement), spread(scale_2, of_rows)]
+
+
+@case
+def a_backend_is_kept_beside_a_bias() -> None:
+    _, world = here()
+    for by_row, placement in ((False, ROWS), (True, ROWS), (False, COLUMNS)):
+        layer = linear(1, 16 * world, 16 * world, by_row)
+        x = numbers(3, 5, 16 * world)
+        bias = spread(layer.bias, ROWS if placement == ROWS else WHOLE)
+        given = spread(x, COLUMNS if placement == COLUMNS else WHOLE)
+        call = partial(nvfp4_linear, given, *matrix_in_parts(layer, placement, by_row))
+        ops = {
+            "packed": linear_op("nvfp4", by_row, False, "packed"),
+            "reference": linear_op("nvfp4", by_row, False).using("reference"),
+            None: linear_op("nvfp4", by_row, False),
+        }
+        for backend, op in ops.items():
+            with Calls() as calls:
+                y = call(bias, backend=backend)
+            assert op.torch_op in calls.found, (backend, calls.found)
+            close(y.full_tensor(), layer(x), world + 2)
+        refused = {"one": "backend='one'; expected None or one of"}
+        if DEVICE == "cpu":
+            refused |= {name: f"backend={name!r}" for name in ("humming", "dequantize")}
+        with Calls() as calls:
+            for backend, text in refused.items():
+                raises(f"[nvfp4_linear] {text}", partial(call, bias, backend=backend))
+        assert not calls.found
+        for wrong in (bias[:1], bias.half()):
+            raises("[nvfp4_linear] bias is", partial(call, wrong))
