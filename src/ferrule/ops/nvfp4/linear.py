@@ -274,6 +274,7 @@ def linear_op(
 
     op.def_vjp(vjp, version=1)
     op.def_jvp(jvp, version=1)
+    op.explain = arguments.explained(f"{mode}_linear", [p.name for p in op.rule.inputs])
     return op
 
 
