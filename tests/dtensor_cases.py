@@ -7,6 +7,7 @@ which cases ran, and what failed. `test_torch_sharding` runs this.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -48,6 +49,7 @@ from torch.distributed.tensor import (  # noqa: E402
     Shard,
     distribute_tensor,
 )
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 
 
 @EXP.def_vjp
@@ -94,6 +96,14 @@ MATMUL = ferrule.op(
         c[i] = sum;""",
     grid="c.size", threadgroup=64, batch="M N", partial_sums="K",
 )  # fmt: skip
+
+
+@MATMUL.def_vjp
+def _matmul_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    (a, b), (c,) = primals, cotangents
+    return c @ b.mT, (a.mT @ c).reshape(-1, *b.shape).sum(0)
+
+
 BATCHED = ferrule.op(  # of its starred dims one at least is none, or both are the same
     "batched", "a[*S,M,K]:T, b[*R,K,N]:T, c[L,N]:T? -> y[*broadcast(S,R),M+L,N]:T",
     metal=I + """
@@ -301,6 +311,58 @@ def derivatives_of_ops_and_functions() -> None:
     x_grad, w_grad = SCALE_VJP(spread(x, Shard(0)), spread(w, Replicate()), spread(x, Shard(0)))
     check(x_grad, x * w, Shard(0))
     check(w_grad, (x * x).sum(0), Partial())
+
+
+MATMUL_SPLITS = [  # the placements of a, b and c, of both gradients, and how much is exchanged
+    ((Shard(0), Replicate(), Shard(0)), (Shard(0), Partial()), 0),
+    ((Shard(1), Replicate(), Shard(1)), (Shard(1), Partial()), 0),
+    ((Replicate(), Shard(1), Shard(2)), (Partial(), Shard(1)), 0),
+    ((Shard(2), Shard(0), Partial()), (Shard(2), Shard(0)), 0),
+    ((Replicate(), Replicate(), Replicate()), (Replicate(), Replicate()), 0),
+    ((Replicate(), Shard(0), Partial()), (Shard(2), Shard(0)), 0),
+    ((Shard(0), Shard(0), None), (None, None), 2),  # one of both, in the call and afterwards
+]  # fmt: skip
+
+
+def gradients_of_products(
+    call: Callable[..., Any], a: Any, b: Any, split: Any, on: tuple[int, ...] = (WORLD,)
+) -> None:
+    (of_a, of_b, of_c), (of_a_grad, of_b_grad), moves = split
+    others = [Replicate()] * (len(on) - 1)
+
+    def each(placement: Any) -> Any:
+        return () if placement is None else (*others, placement)
+
+    whole = [v.clone().requires_grad_() for v in (a, b)]
+    expected = MATMUL(*whole)
+    c, by = numbers(*expected.shape), numbers(*a.shape)
+    wanted = torch.autograd.grad(expected, whole, c, create_graph=True)
+    given = [spread(v, *each(at), on=on).requires_grad_() for v, at in ((a, of_a), (b, of_b))]
+    cotangent = spread(c, *each(Replicate()), on=on)
+    eager = call is MATMUL
+    with CommDebugMode() if eager else contextlib.nullcontext() as comm:  # which Dynamo refuses
+        y = call(*given)
+        grads = torch.autograd.grad(y, given, cotangent, create_graph=eager)
+    check(y, expected.detach(), *each(of_c))
+    check(grads[0], wanted[0].detach(), *each(of_a_grad))
+    check(grads[1], wanted[1].detach(), *each(of_b_grad))
+    if comm is not None:
+        assert comm.get_total_counts() == moves, comm.get_comm_counts()
+        (again,) = torch.autograd.grad(grads[0].full_tensor(), given[1], by)
+        check(again, torch.autograd.grad(wanted[0], whole[1], by)[0])
+
+
+@case
+def derivatives_in_array_code_are_of_parts() -> None:
+    """What a call left where it was stays there."""
+    for split in MATMUL_SPLITS:
+        gradients_of_products(MATMUL, numbers(3, 4, 6), numbers(6, 2), split)
+        gradients_of_products(MATMUL, numbers(3, 4, 6), numbers(6, 2), split, (1, 2))
+        torch._dynamo.reset()
+        call = torch.compile(MATMUL, fullgraph=True, backend="aot_eager")
+        gradients_of_products(call, numbers(3, 4, 6), numbers(6, 2), split)
+        gradients_of_products(MATMUL, numbers(3, 5, 3), numbers(3, 3), split)  # uneven parts
+    torch._dynamo.reset()
 
 
 NORM = ferrule.op(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferrule import KernelError
@@ -37,6 +38,18 @@ def mesh() -> DeviceMesh:
 
 def here() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
+
+
+def spread(whole: Any, placement: Any) -> Any:
+    """A DTensor of what all processes have whole; nothing is sent."""
+    part, (rank, world) = whole.detach(), here()
+    if isinstance(placement, Shard):
+        parts = part.chunk(world, placement.dim)
+        part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
+    shape, stride = whole.shape, whole.stride()
+    return DTensor.from_local(
+        part.clone(), mesh(), [placement], run_check=False, shape=shape, stride=stride
+    )
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = DTYPE) -> Any:
@@ -101,3 +114,15 @@ class Traffic(TorchDispatchMode):
         if func.namespace == "_c10d_functional" and name.startswith("all_"):
             self.found.append((name, result.nbytes))
         return result
+
+
+class Calls(TorchDispatchMode):
+    """The operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.append(func)
+        return func(*args, **(kwargs or {}))

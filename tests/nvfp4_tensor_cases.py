@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from ferrule.ops import nvfp4
+from ferrule.ops import nvfp4, nvfp4_linear, nvfp4_moe
+from ferrule.ops.nvfp4.linear import linear_op
 from nvfp4_parallel_tools import (
     DEVICE,
     DTYPE,
+    Calls,
     case,
     close,
     experts,
@@ -23,6 +28,8 @@ from nvfp4_parallel_tools import (
     numbers,
     raises,
     routed,
+    spread,
+    weights_of,
 )
 
 
@@ -206,3 +213,114 @@ def what_cannot_be_sharded() -> None:
         "W4A16",
         lambda: parallelize_module(layer, mesh(), nvfp4.NVFP4ColwiseParallel()),
     )
+
+
+# -- functions, of DTensors -----------------------------------------------------------------------
+
+WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
+
+
+def matrix_in_parts(layer: Any, placement: Any, by_row: bool = False) -> list[Any]:
+    """w, its scales and its second scale, which is sharded with the rows that have one each."""
+    packed, scale, scale_2 = weights_of(layer)
+    of_rows = placement if by_row and placement == ROWS else WHOLE
+    return [spread(packed, placement), spread(scale, placement), spread(scale_2, of_rows)]
+
+
+@case
+def a_backend_is_kept_beside_a_bias() -> None:
+    _, world = here()
+    for by_row, placement in ((False, ROWS), (True, ROWS), (False, COLUMNS)):
+        layer = linear(1, 16 * world, 16 * world, by_row)
+        x = numbers(3, 5, 16 * world)
+        bias = spread(layer.bias, ROWS if placement == ROWS else WHOLE)
+        given = spread(x, COLUMNS if placement == COLUMNS else WHOLE)
+        call = partial(nvfp4_linear, given, *matrix_in_parts(layer, placement, by_row))
+        ops = {
+            "packed": linear_op("nvfp4", by_row, False, "packed"),
+            "reference": linear_op("nvfp4", by_row, False).using("reference"),
+            None: linear_op("nvfp4", by_row, False),
+        }
+        for backend, op in ops.items():
+            with Calls() as calls:
+                y = call(bias, backend=backend)
+            assert op.torch_op in calls.found, (backend, calls.found)
+            close(y.full_tensor(), layer(x), world + 2)
+        refused = {"one": "backend='one'; expected None or one of"}
+        if DEVICE == "cpu":
+            refused |= {name: f"backend={name!r}" for name in ("humming", "dequantize")}
+        with Calls() as calls:
+            for backend, text in refused.items():
+                raises(f"[nvfp4_linear] {text}", partial(call, bias, backend=backend))
+        assert not calls.found
+        for wrong in (bias[:1], bias.half()):
+            raises("[nvfp4_linear] bias is", partial(call, wrong))
+
+
+def gradients_are_those_of(
+    whole: Any, call: Any, given: list[Any], placement: Any, compiled: bool = True
+) -> None:
+    """The gradients of a call on DTensors, which exchanges nothing in either pass."""
+    trained = [part.requires_grad_(part.is_floating_point()) for part in given]
+    trained = [part for part in trained if part.requires_grad]
+    expected = [part.full_tensor().detach().requires_grad_() for part in trained]
+    y = whole(*expected)
+    c = numbers(9, *y.shape)
+    cotangent = spread(c, placement if isinstance(placement, Shard) else WHOLE)
+    for how in (None, "aot_eager")[: 1 + compiled]:
+        run = call if how is None else torch.compile(call, fullgraph=True, backend=how)
+        with contextlib.nullcontext() if how else CommDebugMode() as comm:  # Dynamo has it not
+            made = run(*given)
+            grads = torch.autograd.grad(made, trained, cotangent)
+        if comm is not None:
+            assert not comm.get_total_counts(), comm.get_comm_counts()
+        assert made.placements == (placement,), made.placements
+        close(made.full_tensor(), y, 4)
+        for grad, other in zip(grads, torch.autograd.grad(y, expected, c, True), strict=True):
+            close(grad.full_tensor(), other, 8)
+        torch._dynamo.reset()
+
+
+@case
+def derivatives_of_products_gather_no_weights() -> None:
+    _, world = here()
+    splits = [  # of x, w, the bias and y
+        (WHOLE, ROWS, ROWS, Shard(2)),
+        (Shard(2), COLUMNS, WHOLE, Partial()),
+        (Shard(1), WHOLE, WHOLE, Shard(1)),
+        (WHOLE, WHOLE, WHOLE, WHOLE),
+    ]
+    for (of_x, of_w, of_bias, of_y), by_row, odd in product(splits, (False, True), (0, 1)):
+        layer = linear(1, 16 * world + odd, 16 * world, by_row)
+        w = matrix_in_parts(layer, of_w, by_row)
+        x, bias = numbers(3, 2, 2 * world + odd, 16 * world), layer.bias.detach()
+        call = lambda x, *bias, w=w: nvfp4_linear(x, *w, *bias)  # noqa: E731
+        whole = partial(lambda w, x, *bias: nvfp4_linear(x, *w, *bias), weights_of(layer))
+        gradients_are_those_of(whole, call, [spread(x, of_x)], of_y, odd == 0)
+        if not isinstance(of_y, Partial):  # to add the bias is to add up
+            given = [spread(x, of_x), spread(bias, of_bias)]
+            gradients_are_those_of(whole, call, given, of_y, odd == 0)
+
+
+@case
+def derivatives_of_mixtures_gather_no_weights() -> None:
+    _, world = here()
+    e, h, i, tokens = 4, 32, 16 * world, 2 * world
+    x, by, ids = routed(5, tokens, 3, e, h)
+    w = weights_of(experts(3, e, h, i))
+    w[:2] = (part.unflatten(1, (2, -1)) for part in w[:2])
+    for (of_tokens, of_inner, of_y), on_input in product(
+        ((WHOLE, Shard(2), Partial()), (Shard(0), WHOLE, Shard(0)), (WHOLE, WHOLE, WHOLE)),
+        (False, True),
+    ):
+        where = [of_inner, of_inner, WHOLE] * 2
+        parts = [spread(part, at) for part, at in zip(w, where, strict=True)]
+        given = spread(ids, of_tokens)
+        gradients_are_those_of(
+            lambda x, by, how=on_input: nvfp4_moe(x, by, ids, *w, None, "silu", how),
+            lambda x, by, ids=given, w=parts, how=on_input: nvfp4_moe(
+                x, by, ids, *w, None, "silu", how
+            ),
+            [spread(x, of_tokens), spread(by, of_tokens)],
+            of_y,
+        )

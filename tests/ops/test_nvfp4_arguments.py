@@ -263,6 +263,49 @@ def test_each_argument_is_named(function: str, wrong: str) -> None:
         assert name in text or "scale" in text
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [
+        (moe, {"hidden_states": torch.randn(M, 80)}),
+        (moe, {"hidden_states": torch.randn(M, H).double()}),
+        (moe, {"topk_ids": torch.zeros(M, K)}),
+        (moe, {"w13_packed": W13["w13_packed"][:, : INNER + 1]}),
+        (moe, {"w13_packed": W13["w13_packed"][0]}),
+        (moe, {"w13_scale": W13["w13_scale"].view(BYTE)}),
+        (moe, {"expert_map": torch.zeros(6)}),
+        (moe, SWAPPED),
+        (mxfp4_moe, {"topk_weights": torch.rand(M, 3)}),
+        (linear, {"x": torch.randn(3, 48)}),
+        (linear, {"w_scale_2": torch.ones(5)}),
+        (linear, {"bias": torch.ones(6).half()}),
+        (linear, {"w_packed": W["w_packed"].T}),
+        (mxfp4, {"w_scale": W["w_scale"]}),
+    ],
+    ids=range(14),
+)
+def test_what_is_said_while_torch_traces(
+    call: Callable[..., Any], changed: dict[str, Any], dynamic: bool
+) -> None:
+    """The same, in torch's words around it; sizes are numbers, not symbols."""
+    with pytest.raises(KernelError) as error:
+        call(**changed)
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="eager")
+    with pytest.raises(Exception, match=r"KernelError\(") as traced:
+        compiled(**changed)
+    assert str(error.value) in str(traced.value)
+
+
+def test_batches_are_compiled() -> None:
+    torch._dynamo.reset()
+    given = {"hidden_states": torch.randn(E, 3, H)}
+    compiled = torch.compile(batched, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**given), batched(**given))
+    with pytest.raises(Exception, match=r"KernelError\(.\[nvfp4_moe_batched\] counts is float32"):
+        compiled(**given, counts=torch.ones(E))
+
+
 def test_others_are_as_they_were() -> None:
     """What is not of arguments' shapes, dtypes and places is said as by the op."""
     error = KernelError("[op] out of memory")

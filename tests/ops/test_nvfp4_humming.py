@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from ferrule import KernelError, ops
 from ferrule.ops import nvfp4
@@ -17,6 +18,9 @@ from humming_stand_in import Humming
 from nvfp4_arrays import exact, experts_of, layer_of, matrix, normal
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")]
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="torch has no gloo"
+)
 DTYPES = [torch.bfloat16, torch.float16]
 PACKAGE = Humming()  # one, as ops keep what it compiled
 
@@ -157,6 +161,46 @@ def test_gradients(package: Humming) -> None:
         assert torch.equal(a, b)
     with pytest.raises(KernelError, match="no derivative with respect to 'w_scale_2'"):
         torch.autograd.grad(linear(given[0], w, scale.requires_grad_()).sum(), scale)
+
+
+@needs_gloo
+def test_dtensors(package: Humming) -> None:
+    """A backend is kept for parts, with a bias, too, and by layers that are sharded."""
+    random = np.random.default_rng(7)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        mesh = init_device_mesh("cpu", (1,))
+        w, bias = matrix(random, 16, 32), normal(random, torch.bfloat16, 16)
+        x, scale_2 = normal(random, torch.bfloat16, 3, 32), torch.ones(1)
+        parts = [DTensor.from_local(a, mesh, [Shard(1)]) for a in (x, w.packed, w.scale)]
+        others = [DTensor.from_local(a, mesh, [Replicate()]) for a in (scale_2, bias)]
+        y = ops.nvfp4_linear(*parts, *others, backend="humming")
+        close(y.full_tensor(), linear(x, w, scale_2, bias), 2)
+        assert len(package.launches) == 2
+
+        layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(32, 16).bfloat16())
+        experts = nvfp4.NVFP4Experts(2, 32, 16)
+        given = x, torch.tensor([[0, 1]] * 3), torch.rand(3, 2)
+        for module, style, values, launches in (
+            (layer, nvfp4.NVFP4RowwiseParallel(input_layouts=Replicate()), (x,), 1),
+            (experts, nvfp4.NVFP4ExpertsParallel(), given, 2),
+        ):
+            package.launches.clear()
+            module.backend = "humming"
+            parallelize_module(module, mesh, style)(*values)
+            assert len(package.launches) == launches
+        package.launches.clear()
+        experts = nvfp4.NVFP4Experts(2, 32, 16)
+        experts.backend = "humming"
+        for capacity in (None, 4):
+            nvfp4.expert_parallel(experts, None, capacity)(*given)
+        assert len(package.launches) == 4
+    finally:
+        dist.destroy_process_group()
 
 
 def test_layers(package: Humming) -> None:

@@ -51,7 +51,12 @@ class Op(Declared):
             not contiguous, ``"output copy"`` of what a function gave and others hold, ``"vmap
             loop"`` of a batch, ``"Python path"`` of a kernel in torch that C could not launch,
             ``"prepare"`` of something that is made of weights.
+        explain: what is called with the error of a call that torch refuses while it traces, and its
+            inputs, of which sizes are numbers where they are known. It may raise another, in other
+            words. None: nothing is.
     """
+
+    explain: Callable[..., None] | None = None
 
     def __init__(
         self,
@@ -280,7 +285,7 @@ class Op(Declared):
             )
         chosen = of_kinds(self.name, "", self.implementations, kinds)
         other = Op(self.name, self.rule, chosen, *self._declared)
-        other.rules = dict(self.rules)
+        other.rules, other.explain = dict(self.rules), self.explain
         return other
 
     def as_is(self, digest: str | None = None) -> Op:
@@ -290,7 +295,7 @@ class Op(Declared):
             digest: what a saved graph calls it by.
         """
         other = Op(self.name, self.rule, self.implementations, *self._declared)
-        other.rules, other.counts = dict(self.rules), self.counts
+        other.rules, other.counts, other.explain = dict(self.rules), self.counts, self.explain
         other._digest = digest or self.digest
         return other
 

@@ -8,6 +8,7 @@ around the op gives zeros without a word under ``torch.compile(torch.func.grad(f
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -237,7 +238,8 @@ def _backward(op: Op, kept: _Kept, first: int) -> Callable[..., Any]:
         )
         # What a rule calls stands where the op does.
         with in_graph(ctx.in_graph):
-            grads = derivatives.vjp(op, values, cotangents, results, ctx.needs_input_grad[first:])
+            vjp = _vjp_of_parts(op, values) or derivatives.vjp
+            grads = vjp(op, values, cotangents, results, ctx.needs_input_grad[first:])
         for parameter, is_tensor, grad in zip(op.rule.inputs, ctx.is_tensor, grads, strict=True):
             if is_tensor and grad is not None and not isinstance(grad, torch.Tensor):
                 name = f"the gradient of input {parameter.name!r}"
@@ -249,6 +251,18 @@ def _backward(op: Op, kept: _Kept, first: int) -> Callable[..., Any]:
         return (*[None] * first, *input_grads)
 
     return backward
+
+
+def _vjp_of_parts(op: Op, values: Sequence[Any]) -> Any:
+    """What gives the gradients of DTensors by a rule that is array code; None for other calls."""
+    rule = op.rules.get("vjp")
+    if rule is None or rule.op is not None or "torch.distributed.tensor" not in sys.modules:
+        return None
+    from torch.distributed.tensor import DTensor
+
+    from .sharding import vjp
+
+    return vjp if any(isinstance(value, DTensor) for value in values) else None
 
 
 def _jvp(op: Op, kept: _Kept) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ from .functions import run_function
 from .kernels import TorchArrays, autocast_kernel, random_kernel, traced_call, version_kernel
 from .known_calls import KnownCalls, known_calls, letters
 from .schema import schema
-from .sizes import SymInts, refuse_dynamic_templates
+from .sizes import SymInts, hint, in_numbers, refuse_dynamic_templates
 
 NAMESPACE = "ferrule"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -274,6 +274,14 @@ class TorchOp:
 
     def fake(self, *values: Any) -> Any:
         """Make fake outputs for fake inputs: shapes and dtypes without values."""
+        try:
+            return self._fake(*values)
+        except FerruleError as error:
+            if self.op.explain is not None:
+                self.op.explain(error, *map(in_numbers, values))
+            raise
+
+    def _fake(self, *values: Any) -> Any:
         op = self.op
         arguments: Arguments = {}
         for parameter, value in zip(op.rule.inputs, values, strict=True):
@@ -296,9 +304,9 @@ class TorchOp:
             # The same again in numbers, where they are known: s33 says nothing to anyone.
             for name, fact in arguments.items():
                 arguments[name] = (
-                    fact._replace(shape=tuple(map(_hint, fact.shape)))
+                    fact._replace(shape=tuple(map(hint, fact.shape)))
                     if isinstance(fact, Facts)
-                    else _hint(fact)
+                    else hint(fact)
                 )
             bound(op, "", arguments, SymInts)
             raise
@@ -439,7 +447,7 @@ def _input_dtype(op: Op, parameter: Argument, value: torch.Tensor) -> Dtype:
 
 
 # Called by torch, where Dynamo may be looking: from a frame that it gave up on, for one.
-host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp.vmap)])
+host.skip_in_dynamo([f.__code__ for f in (TorchOp.run, TorchOp.fake, TorchOp._fake, TorchOp.vmap)])
 
 
 def _warn_of_stale(first: Op, second: Op) -> None:
@@ -466,12 +474,6 @@ def _packaging() -> bool:
     """Whether AOTInductor is making a package."""
     inductor = sys.modules.get("torch._inductor.virtualized")
     return inductor is not None and bool(inductor.V.aot_compilation)
-
-
-def _hint(size: Any) -> Any:
-    """The number that a symbolic size or number has for now, where it has one."""
-    hint = size.node.hint if isinstance(size, torch.SymInt) else size
-    return size if hint is None else hint
 
 
 def _facts(tensor: torch.Tensor, dtype: Dtype | None = None) -> Facts:

@@ -16,6 +16,19 @@ from ...rules.expression import Expression, Ints
 from ...rules.rule import Binding
 
 
+def hint(size: Any) -> Any:
+    """The number that a symbolic size or number has for now, where it has one."""
+    known = size.node.hint if isinstance(size, torch.SymInt) else size
+    return size if known is None else known
+
+
+def in_numbers(value: Any) -> Any:
+    """A tensor like another, of sizes that `hint` knows; what is no tensor as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.new_empty(tuple(map(hint, value.shape)))
+
+
 class SymInts(Ints):
     """Arithmetic on symbolic sizes that adds no guard."""
 

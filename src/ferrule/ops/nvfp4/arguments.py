@@ -7,8 +7,7 @@ was refused are its arguments looked at here, so that others cost nothing.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ferrule
@@ -165,6 +164,28 @@ def explain(error: Exception, function: str, given: Mapping[str, Any]) -> None:
         raise fault from None
 
 
+def explained(function: str, names: Sequence[str]) -> Callable[..., None]:
+    """What `Op.explain` is of a function's op: it says in its words why a call cannot be traced.
+
+    Args:
+        function: the function's name.
+        names: of the op's inputs, as the function has them.
+    """
+
+    def explain_inputs(error: Exception, *inputs: Any) -> None:
+        given: dict[str, Any] = dict.fromkeys(w.name for w in SIGNATURES[function].arguments)
+        for name, value in zip(names, inputs, strict=True):
+            given[name] = value
+            # The op has a dim of gate and up, which most give in one with rows.
+            if name in ("w13_packed", "w13_scale") and value.ndim == 4 and value.shape[1] == 2:
+                given[name] = value.flatten(1, 2)
+            elif name == "w13_scale_2" and value.shape[1:] == (1,):
+                given[name] = value[:, 0]
+        explain(error, function, given)
+
+    return explain_inputs
+
+
 def check(function: str, given: Mapping[str, Any]) -> None:
     """That the arguments of a call fit.
 
@@ -236,7 +257,7 @@ def _place_fault(there: Sequence[tuple[Wanted, Any]]) -> str | None:
         (libraries, "an array of", "arrays of one library. Convert it."),
         (devices, "on", "one device. Move it: .to(device)."),
     ):
-        most = Counter(places).most_common(1)[0][0]
+        most = max(places, key=places.count)  # Dynamo has no Counter
         for (name, _), place in zip(arrays, places, strict=True):
             if place != most:
                 other = arrays[places.index(most)][0]

@@ -113,6 +113,16 @@ def _product(
     bias: Any,
     backend: Any,
 ) -> Any:
+    if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
+        y = _product(function, mode, x, w_packed, w_scale, scale_2, None, backend)
+        # Others would be broadcast, or promote.
+        if bias.shape != y.shape[-1:] or bias.dtype != y.dtype:
+            raise ferrule.KernelError(
+                f"[{function}] bias is {dtype_name(bias)} of shape {tuple(bias.shape)}; expected "
+                f"{dtype_name(y)} of shape {tuple(y.shape[-1:])}. Give a vector of x's dtype, or "
+                "None."
+            )
+        return y + bias
     checked_backend(function, backend, BACKENDS[mode])
     w_packed = as_bytes(w_packed)
     if backend == "dequantize" and on_cpu(x):
@@ -131,8 +141,6 @@ def _product(
         if by_row:
             humming.refuse_factors(function)
         invariant = humming.deterministic()
-    if bias is not None and hasattr(x, "placements"):  # parts of a DTensor would each add the bias
-        return linear_op(mode, by_row, False)(*arrays) + bias
     if backend == "reference":
         op = linear_op(mode, by_row, bias is not None).using(backend)
     else:
@@ -266,6 +274,7 @@ def linear_op(
 
     op.def_vjp(vjp, version=1)
     op.def_jvp(jvp, version=1)
+    op.explain = arguments.explained(f"{mode}_linear", [p.name for p in op.rule.inputs])
     return op
 
 

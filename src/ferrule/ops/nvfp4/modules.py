@@ -31,7 +31,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
         activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
         packed: the names of these buffers; users may add others.
         sharded: whether they are DTensors, as `tensor_parallel` makes them.
-        backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where neither of both holds; set it.
+        backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where activations is None; set it.
     """
 
     activations: str | None
@@ -255,7 +255,7 @@ class NVFP4Linear(_Quantized):
         if self.sharded:
             from . import shards  # which imports DTensor
 
-            return shards.linear(x, *w, bias)
+            return shards.linear(x, *w, bias, self.backend)
         if self.activations is None:
             return nvfp4_linear(x, *w, bias, backend=self.backend)
         return linear_w4a4(x, self.input_scale, *w, bias)
@@ -381,8 +381,8 @@ class NVFP4Experts(_Quantized):
         if self.sharded:
             from . import shards  # which imports DTensor
 
-            ids = top_k_index
-            return shards.moe(hidden_states, top_k_weights, ids, (*w13, *w2), self.activation)
+            call = hidden_states, top_k_weights, top_k_index, (*w13, *w2), self.activation
+            return shards.moe(*call, self.backend)
         given = hidden_states, top_k_weights, top_k_index, *w13, *w2, None, self.activation
         return nvfp4_moe(*given, backend=self.backend)
 

@@ -209,8 +209,8 @@ def _mixture(
 
 
 def _halves(array: Any) -> Any:
-    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``."""
-    if array.ndim == 4:
+    """An array of both halves, ``[E, 2 * I, *]``, as ``[E, 2, I, *]``; others as they are."""
+    if array.ndim != 3 or array.shape[1] % 2:
         return array
     experts, rows, width = array.shape
     return array.reshape(experts, 2, rows // 2, width)
@@ -258,6 +258,8 @@ def moe_op(
         )
     op.def_vjp(parts.vjp, version=1)
     op.def_jvp(parts.jvp, version=1)
+    tokens, weights = ("hidden_states", "topk_weights", "topk_ids"), op.rule.inputs[3:]
+    op.explain = arguments.explained(f"{mode}_moe", [*tokens, *(p.name for p in weights)])
     return op
 
 

@@ -34,11 +34,11 @@ class NVFP4ParallelExperts(NVFP4Experts):
         call = hidden_states, top_k_weights, top_k_index
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
         w2 = self.w2_packed, self.w2_scale, self.w2_scale_2
+        given = *call, *w13, *w2, None, self.activation
+        how = {"group": self.group, "backend": self.backend}
         if self.capacity is None:
-            return nvfp4_moe_all_to_all(*call, *w13, *w2, None, self.activation, group=self.group)
-        return nvfp4_moe_all_gather(
-            *call, *w13, *w2, None, self.activation, group=self.group, capacity=self.capacity
-        )
+            return nvfp4_moe_all_to_all(*given, **how)
+        return nvfp4_moe_all_gather(*given, **how, capacity=self.capacity)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, capacity={self.capacity}"
@@ -103,5 +103,5 @@ def _own_experts(experts: NVFP4Experts, group: Any, capacity: int | None) -> NVF
         experts.activation,
         **{name: part[first : first + each].clone() for name, part in parts.items()},
     )
-    layer.group, layer.capacity = group, capacity
+    layer.group, layer.capacity, layer.backend = group, capacity, experts.backend
     return layer.train(experts.training)  # type: ignore[no-any-return]

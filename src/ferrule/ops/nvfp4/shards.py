@@ -1,7 +1,7 @@
 """Layers whose buffers are DTensors: what each process makes of the part that it has.
 
-The ops themselves take DTensors, too. Here they are called with what a process has, since their
-derivatives are array code, for which DTensor would gather the weights.
+The ops themselves take DTensors, too, and are run where the least is moved. A layer is run where
+its weights are, and a bias beside parts of a sum is left to who adds these up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from .linear import nvfp4_linear
 from .moe import nvfp4_moe
 
 
-def linear(x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any) -> Any:
+def linear(
+    x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any, backend: Any = None
+) -> Any:
     """A product with a matrix of which each process has some rows, or some columns.
 
     Args:
         x: a DTensor ``[*S, K]``, moved to where it is wanted.
         w_packed, w_scale, w_scale_2, bias: DTensors on the same mesh of one dim.
+        backend: as `nvfp4_linear` has it.
 
     Returns:
         A DTensor: ``[*S, N]`` with ``Shard(-1)`` of rows of w, and with the bias. Of columns a
@@ -33,25 +36,26 @@ def linear(x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any) -> An
         bias = None if bias is None else bias.to_local()
     else:
         local, bias = x.redistribute(placements=[Shard(x.ndim - 1)]).to_local(), None
-    y = nvfp4_linear(local, packed, scale, scale_2, bias)
+    y = nvfp4_linear(local, packed, scale, scale_2, bias, backend=backend)
     placement = Shard(y.ndim - 1) if by_row else Partial()
     return _placed(y, w_packed.device_mesh, placement, (*x.shape[:-1], w_packed.shape[0]))
 
 
-def moe(x: Any, weights: Any, ids: Any, matrices: Any, activation: str) -> Any:
+def moe(x: Any, weights: Any, ids: Any, matrices: Any, activation: str, backend: Any = None) -> Any:
     """A mixture of experts of which each process has a part of I.
 
     Args:
         x, weights, ids: DTensors, as `nvfp4_moe` takes them.
         matrices: DTensors; ``w13_packed`` and ``w13_scale`` have 4 dims.
-        activation: as `nvfp4_moe` has it.
+        activation, backend: as `nvfp4_moe` has them.
 
     Returns:
         A DTensor, ``Partial``.
     """
     w1, s1, f1, w2, s2, f2 = (part.to_local() for part in matrices)
     ids = ids.redistribute(placements=[Replicate()]).to_local()
-    y = nvfp4_moe(_whole(x), _whole(weights), ids, w1, s1, f1, w2, s2, f2, None, activation)
+    given = _whole(x), _whole(weights), ids, w1, s1, f1, w2, s2, f2, None, activation
+    y = nvfp4_moe(*given, backend=backend)
     return _placed(y, x.device_mesh, Partial(), tuple(x.shape))
 
 
