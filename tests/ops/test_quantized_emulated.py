@@ -106,7 +106,7 @@ def compiled(
     text, main = TABLES + AHEAD + FEW + DENSE, MAIN
     if isinstance(tile, Persistent):
         given += f"constexpr int TOK = {tile.tokens};\n"
-        begun = f'#include "{WARP_GROUPS}"\nconstexpr int NEAR = {tile.near};\n'
+        begun = f'#include "{WARP_GROUPS}"\nconstexpr int NEAR = {tile.near}, SHARING = 100;\n'
         text, main = f"{begun}{persistent.NOTHING_LEFT}{persistent.DENSE}", MAIN_OF_PERSISTENT
         text += persistent.products(tile.widths) + persistent.PERSISTENT
     text = quantized_cuda._text(mode, names, text).replace(MACHINE, "").replace(OF_ROWS, EMULATED)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ferrule.ops import quantized_tiles
 from ferrule.ops.quantized_persistent_cuda import DENSE, PLACES, WORK
+from ferrule.ops.quantized_tiles import SHARING
 from ferrule.tools import toolchain
 
 NEAR, TOK = 4, 16
@@ -46,7 +47,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "#include <algorithm>\n#include <cstdint>\nusing std::min;\n#define __device__\n"
         "using std::max;\nstruct int2 { int x, y; };\nstatic int2 blockIdx, gridDim;\n"
         "static int __ldg(const int* p) { return *p; }\n"
-        f"constexpr int NEAR = {NEAR}, TOK = {TOK}, BITS = 4, OWN = 32, BLOCK = 128, AT_ONCE = 4;\n"
+        f"constexpr int NEAR = {NEAR}, TOK = {TOK}, BITS = 4, OWN = 32, BLOCK = 128;\n"
+        f"constexpr int AT_ONCE = 4, SHARING = {SHARING};\n"
         f"{WORK}{PLACES}namespace dense {{{DENSE.replace(WORK, '')}}}{MAIN}"
     )
     made = folder / "works.so"
@@ -163,5 +165,5 @@ def test_shares_of_works(library: Any, count: int, panels: int, grid: int, block
         assert [piece[3] for piece in pieces] == [0] * (len(pieces) - 1) + [len(pieces) - 1]
     works = len(made)
     rounds, left = divmod(works, grid)
-    whole = left * 30 > grid * (20 if rounds else 24)
+    whole = (grid - left) * blocks * 128 < grid * SHARING
     assert most <= (rounds + (1 if whole else left / grid)) * blocks + 16

@@ -1,7 +1,7 @@
 """Products with quantized matrices on NVIDIA GPUs: how the kernels are launched.
 
 Up to 64 rows of x go to a kernel that reads the packed weights once, on GPUs of compute capability
-9.0 up to 1024; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
+9.0 up to 1536; of more, the weights are dequantized to scratch, and cuBLAS multiplies. Rows that
 indices send to different matrices are put into tiles of the same one.
 """
 
@@ -204,7 +204,7 @@ def persistent(mode: str, bits: int, group: int, names: Names, tile: Persistent)
 
 def packed(mode: str, bits: int, group: int, names: Names) -> list[Any]:
     """The units that read the packed weights, the fastest first: on GPUs of compute capability 9.0
-    up to 512 rows of x, or of E2M1 up to 1024, on others up to 64."""
+    up to 512 rows of x, or of E2M1 up to 1536, on others up to 64."""
     measured = mode in ("nvfp4", "mxfp4")
     return [
         *([persistent(mode, bits, group, names, PERSISTENT)] if measured else []),

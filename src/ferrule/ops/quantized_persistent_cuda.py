@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .quantized_decode_cuda import AHEAD, with_steps
+from .quantized_tiles import SHARING
 from .quantized_wide_cuda import ORDERED
 from .quantized_wide_cuda import machine as wide_machine
 
@@ -164,14 +165,14 @@ struct Works {
     if (place.y < 0) return {};
     return {place.x, 0, place.y * TOK, min(count - place.y * TOK, TOK)};
   }
-  // The n-th of this block: whole ones, and where those that are left are few for so many blocks a
-  // share of these: pieces begin and end at blocks of K whose scales come at once, and have eight.
+  // The n-th of this block: whole ones, and where that is sooner than one more a share of those
+  // that are left: pieces begin and end at blocks of K whose scales come at once, and have eight.
   // Of two in it the beginning of the later one comes before the end of the other: who waits for
   // sums of blocks before it leaves nobody waiting.
   __device__ Work piece(int n, int blocks) const {
     const int all = tiles() * panels, grid = gridDim.x;
     int rounds = all / grid, left = all % grid;
-    if (left * 30 > grid * (rounds ? 20 : 24)) ++rounds, left = 0;
+    if (int64_t(grid - left) * blocks * BLOCK < int64_t(grid) * SHARING) ++rounds, left = 0;
     if (n < rounds) {
       Work work = of(n * grid + blockIdx.x);
       work.end = blocks;
@@ -470,7 +471,7 @@ template <int COUNT> __device__ inline void more_registers() {
 def dense(widths: Sequence[int], near: int) -> str:
     """The kernel of products with one matrix."""
     text = f"{machine(widths)}{DENSE}{products(widths)}{PERSISTENT}"
-    given = f"constexpr int NEAR = {near};\n{NOTHING_LEFT}"
+    given = f"constexpr int NEAR = {near}, SHARING = {SHARING};\n{NOTHING_LEFT}"
     return f"{given}\n#ifdef __CUDA_ARCH_FEAT_SM90_ALL{text}#else{ELSEWHERE}#endif\n"
 
 

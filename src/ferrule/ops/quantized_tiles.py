@@ -279,27 +279,28 @@ MANY_OF_EXPERTS = (
 )
 
 
-def _rounds(rows: int) -> str:
-    """How many tiles of 128 rows of x and so many of w a block makes one after another."""
-    return f"ceildiv(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, {rows}), sm_count)"
+SHARING = 1800  # what it costs that blocks share tiles: as much as so much of K takes
 
 
-def _hundredths(works: str) -> str:
-    """Of how many such rounds so many take as long, where blocks share the last ones."""
-    whole, left = f"({works} // sm_count)", f"({works} % sm_count)"
-    limit = f"(20 if {whole} > 0 else 24)"
-    last = f"(100 if {left} * 30 > sm_count * {limit} else {left} * 100 // sm_count + 30)"
-    return f"({whole} * 100 + ({last} if {left} > 0 else 0))"
+def _works(rows: int) -> str:
+    """How many tiles there are of 128 rows of x and so many of w."""
+    return f"(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, {rows}))"
 
 
-# For one matrix, where that is faster: a round of tiles of 256 rows of w takes 1.68 times as long
-# as one of `WIDE` of 128, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and
-# that M * N * K / 390e3. Measured on an H100.
-_HUNDREDTHS = _hundredths(f"(ceildiv({ROWS_OF_X}, 128) * ceildiv(N, 256))")
-_FEWER_ROUNDS = f"{_HUNDREDTHS} * 168 < {_rounds(128)} * 10000"
-_SOONER = f"{_HUNDREDTHS} * 47190 < N * ({ROWS_OF_X} + 339)"
+def _depth() -> str:
+    """Of how much K blocks that stay make tiles of 256 rows of w, one after another."""
+    whole, left = f"({_works(256)} // sm_count)", f"({_works(256)} % sm_count)"
+    more = f"(K if (sm_count - {left}) * K < {SHARING} * sm_count"
+    return f"({whole} * K + {more} else {left} * K // sm_count + {SHARING} * min({left}, 1)))"
+
+
+# For one matrix, where that is faster: such a tile takes 1.68 times as long as one of `WIDE` of 128
+# rows of w, and K * 12.1 ns, where dequantizing for cuBLAS takes N * K / 1150 ns, and that
+# M * N * K / 390e3. Where each block has one, `WIDE` may divide K. Measured on an H100.
+_FEWER = f"max({_depth()}, K) * 168 < ceildiv({_works(128)}, sm_count) * K * 100"
+_SOONER = f"{_depth()} * 4719000 < N * K * ({ROWS_OF_X} + 339)"
 PERSISTENT = Persistent(
     (128,),
-    when=f"{ROWS_OF_X} > 64 and {ROWS_OF_X} <= 512 and {_FEWER_ROUNDS}"
-    f" or {ROWS_OF_X} > 512 and {ROWS_OF_X} <= 1024 and {_SOONER}",
+    when=f"{ROWS_OF_X} > 64 and {ROWS_OF_X} <= 512 and {_FEWER}"
+    f" or {ROWS_OF_X} > 512 and {ROWS_OF_X} <= 1536 and {_SOONER}",
 )
