@@ -107,6 +107,7 @@ def test_from_threads() -> None:
     assert not failed
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch's own
 def test_a_profiler_and_autograd_see_calls() -> None:
     given = made()(2)
     for _ in range(4):

@@ -68,6 +68,30 @@ def test_all_bytes_with_all_scales(mode: str, dtype: Any) -> None:
             torch.testing.assert_close(y[:, rows], rows_of_y, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("sizes", [(3000, 4096, 1700), (300, 16384, 1600), (2050, 8208, 1590)])
+def test_blocks_that_share_works(mode: str, sizes: tuple[int, int, int]) -> None:
+    """Each leaves its sums to the one that has the end of K: the same in each call."""
+    n, k, m = sizes
+    k = k // 32 * 32
+    w = torch.randn(n, k, device="cuda").bfloat16()
+    how: dict[str, Any] = {"mode": mode}
+    packed, scale = ops.quantize(w, **how)
+    arrays = [packed.view(torch.uint8), scale, *[torch.tensor(0.5).cuda()] * (mode == "nvfp4")]
+    bias = torch.randn(n, device="cuda").bfloat16()
+    linear = getattr(ops, f"{mode}_linear")
+    dense = ops.dequantize(packed, scale, **how, dtype="float32").double()
+    dense = dense * 0.5 if mode == "nvfp4" else dense
+    for _ in range(4):
+        x = torch.randn(m, k, device="cuda").bfloat16()
+        y = linear(x, *arrays, bias, backend="packed")
+        expected = x.double() @ dense.mT + bias.double()
+        bound = 2.0**-8 * expected.abs() + k * 2.0**-23 * (x.double().abs() @ dense.abs().mT)
+        assert ((y.double() - expected).abs() <= bound).all()
+        for _ in range(8):
+            assert torch.equal(y, linear(x, *arrays, bias, backend="packed"))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("mode", ["nvfp4", "mxfp4"])
 def test_products(mode: str, dtype: Any) -> None:
