@@ -84,9 +84,31 @@ def stack(device: str, bench: Bench) -> None:
         bench.guarded(partial(_stack, bench, batch))
 
 
+def host(device: str, bench: Bench) -> None:
+    """What eager calls cost the host: of one kernel, of two with scratch, and with cuBLAS."""
+    import torch
+
+    from .cuda import bursts
+
+    packed, scale = _packed(bench, 512, 512)
+    factor = torch.tensor(0.01, device=device)
+    dense = _floats(packed, scale, factor)
+    for m in (1, 64, 2048):
+        x = torch.randn(m, 512, device=device).bfloat16()
+        with bursts(bench), torch.inference_mode():
+            bench.compare(
+                f"one call, {m}x512 by 512 rows, host time",
+                partial(_OPS.nvfp4_linear, x, packed, scale, factor),
+                [Peer("F.linear of floats", partial(torch.nn.functional.linear, x, dense), 1.0)],
+                2e-2,
+            )
+
+
 def groups(device: str) -> dict[str, Callable[[Bench], None]]:
-    """``"nvfp4 linear"``, ``"nvfp4 moe"`` and ``"nvfp4 stack"``."""
+    """``"nvfp4 linear"``, ``"nvfp4 moe"``, ``"nvfp4 stack"`` and, of a GPU, ``"nvfp4 host"``."""
     kinds = {"linear": linear, "moe": moe, "stack": stack}
+    if device == "cuda":
+        kinds["host"] = host
     return {f"nvfp4 {name}": partial(rows, device) for name, rows in kinds.items()}
 
 
