@@ -108,6 +108,16 @@ def test_header_and_binding_agree() -> None:
     assert binding.runtime().fr_digest() == binding.source_digest().encode()
 
 
+def test_what_is_installed_is_of_the_same_sources() -> None:
+    """Else the library that setup.py builds would never be taken."""
+    setup = binding.FOLDER.parents[1] / "setup.py"
+    if not setup.is_file():
+        pytest.skip("there is no setup.py")
+    listed = re.search(r"^RUNTIME = \(([^)]*)\)", setup.read_text(), re.MULTILINE)
+    assert listed is not None
+    assert tuple(re.findall(r'"([^"]+)"', listed[1])) == binding.SOURCES
+
+
 @given(st.integers(0, 3000), st.integers(0, 5))
 @settings(deadline=None)
 def test_every_unit_runs_once(units: int, threads: int) -> None:
