@@ -210,7 +210,7 @@ def test_units_of_quantized_matrices_fit_every_gpu(
     [
         (16, 28672, "dense"), (64, 28672, "wide"), (65, 4096, "wide"), (128, 28672, "persistent"),
         (512, 4096, "wide"), (513, 1024, "weights"), (1024, 28672, "persistent"),
-        (1025, 28672, "weights"),
+        (1025, 28672, "persistent"), (1537, 28672, "weights"),
     ],
 )  # fmt: skip
 def test_products_of_one_matrix(rows: int, n: int, function: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,28 @@ def test_shares_of_works(library: Any, count: int, panels: int, grid: int, block
     rounds, left = divmod(works, grid)
     whole = (grid - left) * blocks * 128 < grid * SHARING
     assert most <= (rounds + (1 if whole else left / grid)) * blocks + 16
+
+
+@given(
+    tiles=st.integers(1, 12), panels=st.integers(1, 40), grid=st.integers(1, 140),
+    fours=st.integers(1, 20),
+)  # fmt: skip
+def test_what_shares_take(library: Any, tiles: int, panels: int, grid: int, fours: int) -> None:
+    """What the choice between kernels takes for the depth of K that the busiest block has."""
+    library.grid(grid)
+    of_block = np.zeros((700, 7), np.int32)
+    most, shared = 0, False
+    for block in range(grid):
+        library.pieces(tiles * TOK, panels, block, fours * 4, pointer(of_block))
+        pieces = of_block[: int(np.argmin(of_block[:, 3] > 0))]
+        most = max(most, int((pieces[:, 5] - pieces[:, 4]).sum()))
+        shared |= bool((pieces[:, 5] < fours * 4).any())
+    k = fours * 512
+    names = {"K": k, "N": panels * 256, "sm_count": grid, "ceildiv": lambda a, b: -(-a // b)}
+    depth = eval(
+        quantized_tiles._depth(), {}, {**names, "x": SimpleNamespace(size=tiles * 128 * k)}
+    )
+    if shared:
+        assert 0 <= most * 128 - (depth - SHARING) <= 3 * 512
+    else:
+        assert depth == most * 128 or depth - SHARING == most * 128

@@ -385,9 +385,11 @@ __device__ inline void leave_sums(const float (&sum)[R][S], float* sums, int* th
     const float* const v = &sum[i / (S / 4)][i % (S / 4) * 4];
     to[i * 32] = {v[0], v[1], v[2], v[3]};
   }
-  __threadfence();
   __syncwarp();
-  if (lane == 0) *const_cast<volatile int*>(there + warp) = 1;
+  if (lane == 0) {
+    __threadfence();  // behind the barrier: so it orders what all lanes wrote
+    *const_cast<volatile int*>(there + warp) = 1;
+  }
 }
 // Adds what so many blocks before this one left, the next one first.
 template <int S>
@@ -397,9 +399,11 @@ __device__ inline void add_left_sums(float (&sum)[R][S], const float* sums, cons
 #pragma unroll 1
   for (int back = 1; back <= earlier; ++back) {
     const int warp = (blockIdx.x - back) * WARPS + threadIdx.x / 32;
-    if (lane == 0) while (!*const_cast<const volatile int*>(there + warp));
+    if (lane == 0) {
+      while (!*const_cast<const volatile int*>(there + warp));
+      __threadfence();
+    }
     __syncwarp();
-    __threadfence();
     const float4* const from =
         reinterpret_cast<const float4*>(sums) + int64_t(warp) * (R * S / 4) * 32 + lane;
 #pragma unroll

@@ -290,7 +290,7 @@ def _works(rows: int) -> str:
 def _depth() -> str:
     """Of how much K blocks that stay make tiles of 256 rows of w, one after another."""
     whole, left = f"({_works(256)} // sm_count)", f"({_works(256)} % sm_count)"
-    more = f"(K if (sm_count - {left}) * K < {SHARING} * sm_count"
+    more = f"(K * min({left}, 1) if (sm_count - {left}) * K < {SHARING} * sm_count"
     return f"({whole} * K + {more} else {left} * K // sm_count + {SHARING} * min({left}, 1)))"
 
 
