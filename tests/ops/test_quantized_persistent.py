@@ -23,10 +23,14 @@ MAIN = """
 extern "C" void works(const int* tiles, int panels, int count, Work* of) {
   for (int i = 0; i < count; ++i) of[i] = Works{tiles, panels}.of(i);
 }
-extern "C" void pieces(int count, int panels, int block, int blocks_of_k, Work* of) {
+struct Piece { Work work; int earlier; };
+extern "C" void pieces(int count, int panels, int block, int blocks_of_k, Piece* of) {
   blockIdx.x = block;
-  for (int n = 0; n == 0 || of[n - 1].count; ++n)
-    of[n] = dense::Works{count, panels}.piece(n, blocks_of_k);
+  const dense::Works works{count, panels};
+  for (int n = 0; n == 0 || of[n - 1].work.count; ++n) {
+    const Work work = works.piece(n, blocks_of_k);
+    of[n] = {work, work.end == blocks_of_k ? works.earlier(work, blocks_of_k) : 0};
+  }
 }
 extern "C" void grid(int blocks) { gridDim.x = blocks; }
 extern "C" void places(const Work* work, int64_t K, int64_t* at, int64_t* tile) {
@@ -79,7 +83,7 @@ def test_each_tile_once(library: Any, counts: list[int], panels: int, more: int)
     """Blocks take works until one has no rows: none before the last has, and all behind it."""
     tiles = tiles_of(counts)
     count = int(tiles[0]) * panels
-    works = np.zeros((count + more, 7), np.int32)
+    works = np.zeros((count + more, 6), np.int32)
     library.works(pointer(tiles), panels, count + more, pointer(works))
     assert not works[count:, 3].any()
     expected = [(p, *tile) for p in range(panels) for tile in tiles[1:].reshape(-1, 3)]

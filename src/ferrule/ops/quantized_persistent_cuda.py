@@ -18,10 +18,9 @@ from .quantized_wide_cuda import machine as wide_machine
 # What a block does next, for `SORTED` and `DENSE`.
 WORK = """
 // Up to TOK rows of x, from the `at`th on, and ROWS rows of their matrix, the `panel`th ones: of K
-// what lies in some of its blocks; `earlier` blocks before this one have what lies before it. The
-// count is 0 behind the last.
+// what lies in some of its blocks. The count is 0 behind the last.
 struct Work {
-  int panel, matrix, at, count, begin, end, earlier;
+  int panel, matrix, at, count, begin, end;
 };
 // Bytes of 64 k of a tile of x: where the first are, how far the next are, and how many.
 struct TileOfX {
@@ -157,6 +156,19 @@ NOTHING_LEFT = ORDERED.replace("int count) {", "int count, int* there, int warps
 DENSE = (
     WORK
     + """
+// How so many works are divided: each block has as many whole ones, and where that is sooner than
+// one more a share of those that are left, in blocks of K whose scales come at once.
+struct Shares {
+  int rounds, left, fours, sharing;
+  __device__ Shares(int all, int blocks) {
+    const int grid = gridDim.x;
+    rounds = all / grid, left = all % grid, fours = (blocks + AT_ONCE - 1) / AT_ONCE;
+    if (int64_t(grid - left) * blocks * BLOCK < int64_t(grid) * SHARING) ++rounds, left = 0;
+    // Of eight blocks of K, or of one work.
+    sharing = max(min(int64_t(grid), int64_t(left) * fours / 2), int64_t(left));
+  }
+  __device__ int begin_of(int block) const { return int64_t(left) * fours * block / sharing; }
+};
 struct Works {
   int count, panels;
   __device__ int tiles() const { return (count + TOK - 1) / TOK; }
@@ -165,34 +177,34 @@ struct Works {
     if (place.y < 0) return {};
     return {place.x, 0, place.y * TOK, min(count - place.y * TOK, TOK)};
   }
-  // The n-th of this block: whole ones, and where that is sooner than one more a share of those
-  // that are left: pieces begin and end at blocks of K whose scales come at once, and have eight.
-  // Of two in it the beginning of the later one comes before the end of the other: who waits for
-  // sums of blocks before it leaves nobody waiting.
+  // The n-th of this block. Of two in its share the beginning of the later one comes before the end
+  // of the other: who waits for sums of blocks before it leaves nobody waiting.
   __device__ Work piece(int n, int blocks) const {
-    const int all = tiles() * panels, grid = gridDim.x;
-    int rounds = all / grid, left = all % grid;
-    if (int64_t(grid - left) * blocks * BLOCK < int64_t(grid) * SHARING) ++rounds, left = 0;
+    const Shares of_all(tiles() * panels, blocks);
+    const int grid = gridDim.x, block = blockIdx.x, rounds = of_all.rounds, fours = of_all.fours;
     if (n < rounds) {
-      Work work = of(n * grid + blockIdx.x);
+      Work work = of(n * grid + block);
       work.end = blocks;
       return work;
     }
-    const int fours = (blocks + AT_ONCE - 1) / AT_ONCE;
-    const int64_t all_fours = int64_t(left) * fours;
-    const int sharing = max(min(int64_t(grid), all_fours / 2), int64_t(left)), block = blockIdx.x;
-    auto begin_of = [&](int block) { return int(all_fours * block / sharing); };
-    if (block >= sharing) return {};
-    const int begin = begin_of(block), end = begin_of(block + 1);
+    if (block >= of_all.sharing) return {};
+    const int begin = of_all.begin_of(block), end = of_all.begin_of(block + 1);
     const int first = begin / fours, last = (end - 1) / fours, two = first < last;
     if (n > rounds + two) return {};
     const int which = two && n == rounds ? last : first;
     Work work = of(rounds * grid + which);
     work.begin = max(begin - which * fours, 0) * AT_ONCE;
     work.end = min(min(end - which * fours, fours) * AT_ONCE, blocks);
-    if (work.end == blocks)
-      while (begin_of(block - work.earlier) > which * fours) ++work.earlier;
     return work;
+  }
+  // How many blocks before this one have what lies before a piece that has the end.
+  __device__ int earlier(const Work& work, int blocks) const {
+    if (!work.begin) return 0;
+    const Shares of_all(tiles() * panels, blocks);
+    const int block = blockIdx.x, first = of_all.begin_of(block) - work.begin / AT_ONCE;
+    int many = 1;
+    while (of_all.begin_of(block - many) > first) ++many;
+    return many;
   }
   __device__ TileOfX x(const Work& work, int64_t) const {
     const uint32_t bytes = (work.count + 7) / 8 * 1024;
@@ -423,11 +435,12 @@ persistent(const T* x, const void* w, const void* scales, BIASES biases, WHOLE f
   const Works works{count, int((N + ROWS - 1) / ROWS)};
   products(x, bytes_of(w), bytes_of(scales), bytes_of(biases), works, N, K,
            [&](const Work& work, auto& sum) {
-    if (work.end < padded(K) / BLOCK) {
+    const int blocks = padded(K) / BLOCK;
+    if (work.end < blocks) {
       leave_sums(sum, sums, there);
       return;
     }
-    add_left_sums(sum, sums, there, work.earlier);
+    add_left_sums(sum, sums, there, works.earlier(work, blocks));
     constexpr int OWN_ROWS = R * 2;  // neighbours
     const int64_t first = int64_t(work.panel) * ROWS + warp * R * 16 + g * OWN_ROWS;
     const bool whole = R == 2 && N % 4 == 0 && size_t(y) % 8 == 0 && first < N;
