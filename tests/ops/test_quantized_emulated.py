@@ -17,7 +17,7 @@ import pytest
 import ferrule
 import precompiled
 from ferrule.ops import quantized_cuda
-from ferrule.ops import quantized_persistent_cuda as persistent
+from ferrule.ops import quantized_persistent_dense_cuda as persistent
 from ferrule.ops.quantized_cuda import Names
 from ferrule.ops.quantized_cuda_texts import DENSE, FEW
 from ferrule.ops.quantized_decode_cuda import AHEAD, MODES, TABLES

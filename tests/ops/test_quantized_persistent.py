@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferrule.ops import quantized_tiles
-from ferrule.ops.quantized_persistent_cuda import DENSE, PLACES, WORK
+from ferrule.ops.quantized_persistent_cuda import PLACES, WORK
+from ferrule.ops.quantized_persistent_dense_cuda import DENSE
 from ferrule.ops.quantized_tiles import SHARING
 from ferrule.tools import toolchain
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import ferrule
 
-from . import quantized_persistent_cuda as persistent_texts
+from . import quantized_persistent_dense_cuda as persistent_texts
 from . import quantized_wide_cuda as wide_texts
 from .quantized_cuda_texts import (
     ANY_WEIGHTS,
