@@ -22,7 +22,17 @@ from ferrule import DeviceError, KernelError, Op
 from ferrule.hosts.torch import known_calls
 from ferrule.tools import driver, fastcall
 from frames import frames
-from test_cuda_op import AGAIN, INT64, address, again_op, array, gpu, number  # noqa: F401
+from test_cuda_op import (  # noqa: F401
+    AGAIN,
+    CALLS,
+    STREAM,
+    address,
+    again_op,
+    array,
+    check_calls,
+    gpu,
+    number,
+)
 
 pytestmark = pytest.mark.skipif(fastcall.library() is None, reason="the C library was not built")
 PROPERTIES = settings(
@@ -57,50 +67,9 @@ def known(op: Op) -> int:
 
 
 @PROPERTIES
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 3), st.booleans(), st.floats(-8, 8, width=32), INT64, st.booleans(),
-            st.sampled_from(["", "one", "two"]),
-        ),
-        min_size=1, max_size=8,
-    )
-)  # fmt: skip
+@given(CALLS)
 def test_each_call_gives_its_own_arrays_and_numbers(in_c: FakeCuda, calls: Any) -> None:
-    """What sizes decide is kept; all else is of the call, also behind one that failed."""
-    op = again_op(in_c)
-    in_c.texts.update(one=AGAIN, two=AGAIN)
-    for i, (n, has_b, size, add, flip, fails) in enumerate(call for c in calls for call in [c] * 5):
-        scale = -size if i % 2 else size  # 0.0 and -0.0 after each other
-        in_c.launches.clear()
-        in_c.on_launch = lambda one, fails=fails: setattr(
-            in_c, "status", 912 * (one.symbol == fails)
-        )
-        x, b = torch.ones(n), torch.ones(n) if has_b else None
-        if fails == "two" or (fails == "one" and n < 3):
-            with pytest.raises(DeviceError, match=rf"step '{fails}' of unit 'again'.*cuda:0"):
-                op(x, b, scale, add, flip)
-        else:
-            y = op(x, b, scale, add, flip)
-            assert type(y) is torch.Tensor and not y.requires_grad and y.shape == (n,)
-            assert in_c.launches[-1].arguments["y"] == address(y) not in (0, address(x))
-        in_c.status = 0
-        assert [launch.symbol for launch in in_c.launches] == [
-            *["one"] * (n < 3), *["two"] * (n == 3 or fails != "one"),
-        ]  # fmt: skip
-        for launch in in_c.launches:
-            passed = launch.arguments
-            assert number(passed["add"], np.int64) == add
-            assert passed["part"] % 256 == 0 < passed["part"]
-            if launch.symbol == "two":
-                assert (launch.blocks, launch.threads) == ((2, n, 1), (32, 2, 1))
-                assert (launch.shared, launch.cluster) == (0, (2, 1, 1))
-                assert number(passed["twice"], np.int64) == 2 * n
-                continue
-            assert (launch.blocks, launch.threads) == ((n, 1, 1), (32, 1, 1))
-            assert (passed["x"], passed["b"]) == (address(x), 0 if b is None else address(b))
-            assert passed["scale"][:4] == np.float32(scale).tobytes()
-            assert passed["flip"][0] == flip and number(passed["n"][:4], np.int32) == n
+    check_calls(in_c, torch.asarray, calls, {STREAM, 0})  # for C the arrays are the CPU's
 
 
 TWICE = """extern "C" __global__ void twice(const float* x, float* y, float by, long long n) {}"""
