@@ -37,10 +37,7 @@ def alone(*path: str) -> Any:
 fastcall = alone("tools", "fastcall.py")
 CALL_FILES = [FOLDER / name for name in fastcall.SOURCES]
 TORCH_FILES = [FOLDER / name for name in fastcall.TORCH_SOURCES]
-RUNTIME = (
-    "cublas.h", "cuda_launch.h", "cuda_units.h", "faults.h", "platform.h", "runtime.c", "runtime.h",
-)  # fmt: skip
-FILES = [FOLDER / name for name in RUNTIME]
+FILES = [FOLDER / name for name in fastcall.RUNTIME_SOURCES]
 
 
 def digest(files: list[Path]) -> tuple[str, str]:

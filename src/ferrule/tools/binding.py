@@ -19,6 +19,7 @@ from typing import Any, SupportsIndex
 from .. import _env, cache
 from ..errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
 from . import loader, toolchain
+from .fastcall import RUNTIME_SOURCES as SOURCES
 
 VERSION = 4  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
@@ -27,9 +28,6 @@ MAX_PARTS = 32  # FR_MAX_PARTS
 FEW = 3  # threads: locked additions cost three times what plain ones do, or more
 Progress = ctypes.c_uint64 * (1 + MAX_PARTS * 16)  # fr_progress
 FOLDER = Path(__file__).resolve().parents[1]
-SOURCES = (
-    "cublas.h", "cuda_launch.h", "cuda_units.h", "faults.h", "platform.h", "runtime.c", "runtime.h",
-)  # fmt: skip
 
 _FLAGS = ("-O2", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
