@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import sys
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -366,3 +370,203 @@ def test_the_ops_are_checked_by_torch(package: Humming) -> None:
     x = normal(random, torch.bfloat16, 3, 32).requires_grad_()
     op = linear_op("nvfp4", False, False, "humming", False)
     torch.library.opcheck(op.torch_op, (x, w.packed, w.scale.view(torch.uint8), torch.ones(1)))
+
+
+# -- weights in the kernels' order, in the place of a checkpoint's bytes --------------------------
+
+
+def bytes_of(module: torch.nn.Module) -> int:
+    return sum(x.nbytes for x in (*module.buffers(), *module.parameters()))
+
+
+def any_bytes(random: Any, module: torch.nn.Module) -> None:
+    """All codes and scales there are, NaN and negative ones too."""
+    for name, buffer in module.named_buffers():
+        if name.endswith(("_packed", "_scale")):
+            made = torch.tensor(random.integers(0, 256, tuple(buffer.shape), dtype=np.uint8))
+            buffer.view(torch.uint8).copy_(made)
+
+
+def same(found: Any, expected: Any) -> bool:
+    assert list(found) == list(expected)
+    return all(
+        torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+        for a, b in zip(found.values(), expected.values(), strict=True)
+    )
+
+
+LAYERS = [
+    lambda: nvfp4.NVFP4Linear(48, 136),
+    lambda: nvfp4.NVFP4Linear(352, 256, bias=False),
+    lambda: nvfp4.NVFP4Linear(32, 8),
+    lambda: nvfp4.NVFP4Experts(3, 48, 144),
+]
+
+
+@pytest.mark.parametrize("make", LAYERS)
+def test_prepared_layers_give_back_every_byte(package: Humming, make: Any) -> None:
+    random = np.random.default_rng(15)
+    layer = make()
+    any_bytes(random, layer)
+    given = {name: value.clone() for name, value in layer.state_dict().items()}
+    weak = [weakref.ref(layer.get_buffer(name)) for name in given if name.endswith("_packed")]
+    layer.backend = "humming"
+    assert layer.prepare() is layer and layer.prepared
+    assert not any(ref() is not None for ref in weak)  # they are there once
+    assert not any(name.endswith("_packed") for name, _ in layer.named_buffers())
+    assert same(layer.state_dict(), given)
+    assert same(copy.deepcopy(layer).state_dict(), given)
+    stream = io.BytesIO()
+    torch.save(layer, stream)
+    stream.seek(0)
+    assert same(torch.load(stream, weights_only=False).state_dict(), given)
+    cast = layer.to(torch.half).state_dict()
+    assert same({**cast, **{k: v for k, v in given.items() if k == "bias"}}, given)
+    layer.to(torch.float32)
+    layer.backend = None
+    assert not layer.prepare().prepared and same(layer.state_dict(), given)
+    assert same(dict(layer.named_buffers()), {k: v for k, v in given.items() if k != "bias"})
+
+
+def test_prepared_layers_are_as_large(package: Humming) -> None:
+    layer = nvfp4.NVFP4Linear(64, 256)
+    experts = nvfp4.NVFP4Experts(2, 128, 64)
+    before = bytes_of(layer), bytes_of(experts)
+    for module in (layer, experts):
+        module.backend = "humming"
+        module.prepare()
+    assert (bytes_of(layer), bytes_of(experts)) == before
+
+
+def test_products_of_prepared_layers(package: Humming) -> None:
+    """They are those of a copy beside, in graphs, too, and so are gradients."""
+    random = np.random.default_rng(16)
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(48, 136).bfloat16())
+    layer.backend = "humming"
+    x = normal(random, torch.bfloat16, 3, 48).requires_grad_()
+    y = layer(x)
+    c = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, layer.bias), c)
+    repacked = package.repacked
+    layer.prepare()
+    repacked, made = package.repacked, repacked
+    assert repacked > made
+    assert torch.equal(layer(x), y)
+    assert layer(x[None]).shape == (1, 3, 136) and layer(x[:0]).shape == (0, 136)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for of in (layer, compiled):
+        found = torch.autograd.grad(of(x), (x, layer.bias), c)
+        assert all(map(torch.equal, found, expected))
+    assert torch.equal(compiled(x[:2]), y[:2])
+    assert package.repacked == repacked  # weights are in order once
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_prepared_mixtures(package: Humming, activation: str) -> None:
+    of = mixture(np.random.default_rng(17), 4, 32, 16)
+    names = "w13_packed", "w13_scale", "w13_scale_2", "w2_packed", "w2_scale", "w2_scale_2"
+    tensors = dict(zip(names, of.given, strict=True))
+    for second in (tensors["w13_scale_2"], tensors["w13_scale_2"][:, 0]):
+        layer = nvfp4.NVFP4Experts.from_tensors(activation, **{**tensors, names[2]: second})
+        layer.backend = "humming"
+        x, weights = torch.randn(5, 32).bfloat16(), torch.rand(5, 2)
+        ids = torch.tensor([[0, 1], [3, 3], [-1, 2], [2, 9], [1, 0]])
+        leaves = x.requires_grad_(), weights.requires_grad_()
+        y = layer(x, ids, weights)
+        expected = torch.autograd.grad(y.float().square().sum(), leaves)
+        layer.prepare()
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for call in (layer, compiled):
+            made = call(x, ids, weights)
+            assert torch.equal(made, y)
+            found = torch.autograd.grad(made.float().square().sum(), leaves)
+            assert all(map(torch.equal, found, expected))
+
+
+def test_prepared_layers_take_other_weights(package: Humming) -> None:
+    one, other = (
+        nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(32, 16).bfloat16()) for _ in range(2)
+    )
+    x = torch.randn(3, 32).bfloat16()
+    expected = other(x).detach()
+    one.backend = "humming"
+    one.prepare().load_state_dict(other.state_dict())
+    assert one.prepared and same(one.state_dict(), other.state_dict())
+    close(one(x).detach(), expected, 2)
+    rows = {**other.state_dict(), "w_scale_2": torch.ones(16)}
+    with pytest.raises(RuntimeError, match=r"w_scale_2 has a scale for each row; expected one"):
+        one.load_state_dict(rows)
+    assert not one.prepared and same(one.state_dict(), rows)
+    one.load_state_dict({"bias": torch.zeros(16)}, strict=False)
+    assert not one.state_dict()["bias"].any()
+
+
+def test_refreshed_copies(package: Humming) -> None:
+    """Writes through ``.data`` tell nobody."""
+    random = np.random.default_rng(18)
+    layer = nvfp4.NVFP4Linear(32, 16, bias=False)
+    layer.backend = "humming"
+    x = normal(random, torch.bfloat16, 2, 32)
+    assert not layer(x).any()
+    of = matrix(random, 16, 32)
+    layer.w_packed.data[:] = of.packed
+    layer.w_scale.data.view(torch.uint8)[:] = of.scale.view(torch.uint8)
+    assert not layer(x).any()
+    layer.refresh()
+    close(layer(x), torch.tensor(exact(x) @ of.values.T))
+    experts = nvfp4.NVFP4Experts(2, 32, 16)
+    experts.backend = "humming"
+    experts.refresh()
+
+
+def test_what_cannot_be_prepared(package: Humming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that is refused is as it was."""
+    plain = nvfp4.NVFP4Linear(32, 16)
+    assert plain.prepare() is plain and not plain.prepared
+    odd = nvfp4.NVFP4Linear(32, 12)
+    rows = nvfp4.NVFP4Linear(32, 16)
+    rows.w_scale_2 = torch.ones(16)
+    halves = nvfp4.NVFP4Experts(2, 32, 16)
+    halves.w13_scale_2[1, 1] = 3
+    for layer, text in (
+        (odd, "the matrix has 12 rows; expected a multiple of 8"),
+        (rows, "w_scale_2 has a scale for each row"),
+        (halves, "gate and up of expert 1 have different second scales"),
+    ):
+        before, layer.backend = layer.state_dict(), "humming"
+        with pytest.raises(KernelError, match=text):
+            layer.prepare()
+        assert not layer.prepared and same(layer.state_dict(), before)
+    layer = nvfp4.NVFP4Linear(32, 16)
+    layer.backend = "humming"
+    layer.prepare()
+    layer.backend = None
+    with pytest.raises(KernelError, match=r"the weights are in the order of 'humming'.*prepare"):
+        layer(torch.ones(1, 32).half())
+    layer.backend = "humming"
+    with pytest.raises(KernelError, match=r"x is of float32; expected bfloat16 or float16"):
+        layer(torch.ones(1, 32))
+    with pytest.raises(KernelError, match="x"):
+        layer(torch.ones(1, 16).half())
+    experts = nvfp4.NVFP4Experts(2, 32, 16)
+    any_bytes(np.random.default_rng(19), experts)
+    before, experts.backend = experts.state_dict(), "humming"
+    transform = package.transform
+
+    def unlike(of: Any, tensors: Any) -> Any:  # of the second matrix
+        made = transform(of, tensors)
+        return {**made, "weight": made["weight"] ^ 1} if of.k == 16 else made
+
+    kept = nvfp4.NVFP4Experts(2, 32, 16)
+    kept.backend = "humming"
+    kept.prepare()
+    with pytest.raises(KernelError, match=r"the weights are in the order of a backend's kernels"):
+        nvfp4.expert_parallel(kept, SimpleNamespace(size=lambda: 1, rank=lambda: 0))
+    style = nvfp4.NVFP4ExpertsParallel()
+    with pytest.raises(KernelError, match=r"the weights are in the order of a backend's kernels"):
+        style._apply(kept, SimpleNamespace(ndim=1, size=lambda: 1))
+    module = sys.modules["humming.transform"]
+    monkeypatch.setattr(module, "transform_humming_tensors", unlike)
+    with pytest.raises(KernelError, match=r"order of a matrix of 32 rows of 16 elements could not"):
+        experts.prepare()
+    assert not experts.prepared and same(experts.state_dict(), before)

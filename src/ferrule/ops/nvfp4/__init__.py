@@ -3,7 +3,8 @@ write them; products with them, and models that are made of such.
 
 * `quantizing`: `quantize_nvfp4` and `dequantize_nvfp4`, and the reference of activations in NVFP4;
 * `linear`, `moe`: the ops, `nvfp4_linear` and `nvfp4_moe`; `arguments` says what does not fit;
-* `modules`: `NVFP4Linear` and `NVFP4Experts`, layers of torch;
+* `humming`: the kernels of another package; `humming_order`: weights as those read them;
+* `modules`: `NVFP4Linear` and `NVFP4Experts`, layers of torch; `buffers` is what they share;
 * `loading`: `load`, which puts them into a model, with what a folder of safetensors has:
   `checkpoint` reads the files, `naming` knows what tools call the tensors, `places` finds the
   model's modules for them, `floats` fills what is not quantized;

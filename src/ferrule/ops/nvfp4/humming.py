@@ -27,6 +27,16 @@ def check(function: str, name: str, x: Any, w_packed: Any) -> None:
     Raises:
         KernelError: x is no tensor on a GPU, or has another dtype; or rows of w are too odd.
     """
+    check_input(function, name, x)
+    check_rows(function, w_packed.shape[-2])
+
+
+def check_input(function: str, name: str, x: Any) -> None:
+    """That the package has a kernel for x.
+
+    Raises:
+        KernelError: it is no tensor on a GPU, or has another dtype.
+    """
     if not hasattr(x, "to") or on_cpu(x):
         where = "on a processor" if on_cpu(x) else f"an array of {library(x).__name__}"
         raise ferrule.KernelError(
@@ -38,10 +48,18 @@ def check(function: str, name: str, x: Any, w_packed: Any) -> None:
             f"[{function}] backend='humming', but {name} is of {dtype_name(x)}; expected bfloat16 "
             f"or float16. Cast it, or leave backend out."
         )
-    if w_packed.shape[-2] % 8:
+
+
+def check_rows(function: str, rows: int) -> None:
+    """That the package has a kernel for a matrix of so many rows.
+
+    Raises:
+        KernelError: it has none.
+    """
+    if rows % 8:
         raise ferrule.KernelError(
-            f"[{function}] backend='humming', but the matrix has {w_packed.shape[-2]} rows; "
-            f"expected a multiple of 8. {LEAVE_OUT}"
+            f"[{function}] backend='humming', but the matrix has {rows} rows; expected a multiple "
+            f"of 8. {LEAVE_OUT}"
         )
 
 
@@ -70,23 +88,13 @@ def linear(name: str, rule: str, partial_sums: Any, invariant: bool) -> ferrule.
         invariant: rows are the same, bit by bit, each time and in each batch.
     """
 
+    made = product(invariant)
+
     def run(
         x: Any, w_packed: Any, w_scale: Any, w_scale_2: Any, bias: Any = None,
         *, y: Any, weight: Any, locks: Any,
     ) -> None:  # fmt: skip
-        if not y.numel():
-            return
-        if not x.numel():
-            y.zero_()
-        else:
-            factor = w_scale_2 if w_scale_2.ndim else w_scale_2.reshape(1)
-            rows, sums = x, y
-            if x.ndim != 2:
-                rows, sums = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-            matrix = *weight, _aligned(factor)
-            _launch("nvfp4_linear", rows, matrix, sums, None, locks, invariant)
-        if bias is not None:
-            y += bias
+        made(x, *weight, w_scale_2, bias, y=y, locks=locks)
 
     return ferrule.adopt(
         name,
@@ -100,27 +108,38 @@ def linear(name: str, rule: str, partial_sums: Any, invariant: bool) -> ferrule.
     )
 
 
+def product(invariant: bool) -> Any:
+    """A function that multiplies with a matrix in the kernels' order, and writes y."""
+
+    def run(
+        x: Any, weight: Any, scale: Any, w_scale_2: Any, bias: Any = None, *, y: Any, locks: Any
+    ) -> None:
+        if not y.numel():
+            return
+        if not x.numel():
+            y.zero_()
+        else:
+            factor = w_scale_2 if w_scale_2.ndim else w_scale_2.reshape(1)
+            rows, sums = x, y
+            if x.ndim != 2:
+                rows, sums = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+            matrix = weight, scale, _aligned(factor)
+            _launch("nvfp4_linear", rows, matrix, sums, None, locks, invariant)
+        if bias is not None:
+            y += bias
+
+    return run
+
+
 def experts(name: str, rule: str, activation: str, on_input: bool, invariant: bool) -> ferrule.Op:
     """The op of a mixture, without derivatives; arguments as of `linear` and `moe_op`."""
-    gelu = activation == "gelu_tanh"
+    layer = mixture(activation, on_input, invariant)
 
     def run(
         x: Any, weights: Any, ids: Any, *matrices: Any, w13: Any, w2: Any, locks: Any
     ) -> Any:  # fmt: skip
-        e, width = matrices[0].shape[0], matrices[0].shape[2]
-        if not (ids.numel() and x.numel() and e and width):
-            return x.new_zeros(x.shape)
-        ids = mapped_ids(ids, matrices[6] if len(matrices) > 6 else None)
-        slots, order = ids.reshape(-1).sort()  # those of no expert are first, or last
-        layout = _layout(slots, e)
-        weights = weights.float()
-        rows, places = _rows(_aligned(x), order)
-        both = x.new_empty(len(order), 2, width)
-        _launch("nvfp4_moe", rows, w13, both.flatten(1), layout, locks, invariant)
-        hidden = _hidden(both, weights.reshape(-1)[order] if on_input else None, gelu)
-        made = x.new_empty(rows.shape)
-        _launch("nvfp4_moe", hidden, w2, made, layout, locks, invariant)
-        return _sums(made, places, ids, None if on_input else weights, e)
+        expert_map = matrices[6] if len(matrices) > 6 else None
+        return layer(x, weights, ids, expert_map, matrices[0].shape[2], w13, w2, locks)
 
     return ferrule.adopt(
         name,
@@ -135,6 +154,31 @@ def experts(name: str, rule: str, activation: str, on_input: bool, invariant: bo
         partial_sums="I",
         version=f"1, {activation}, on input: {on_input}, invariant: {invariant}",
     )
+
+
+def mixture(activation: str, on_input: bool, invariant: bool) -> Any:
+    """A function that makes a layer of experts in the kernels' order, of such a width."""
+    gelu = activation == "gelu_tanh"
+
+    def layer(
+        x: Any, weights: Any, ids: Any, expert_map: Any, width: int, w13: Any, w2: Any, locks: Any
+    ) -> Any:
+        e = w13[0].shape[0]
+        if not (ids.numel() and x.numel() and e and width):
+            return x.new_zeros(x.shape)
+        ids = mapped_ids(ids, expert_map)
+        slots, order = ids.reshape(-1).sort()  # those of no expert are first, or last
+        layout = _layout(slots, e)
+        weights = weights.float()
+        rows, places = _rows(_aligned(x), order)
+        both = x.new_empty(len(order), 2, width)
+        _launch("nvfp4_moe", rows, w13, both.flatten(1), layout, locks, invariant)
+        hidden = _hidden(both, weights.reshape(-1)[order] if on_input else None, gelu)
+        made = x.new_empty(rows.shape)
+        _launch("nvfp4_moe", hidden, w2, made, layout, locks, invariant)
+        return _sums(made, places, ids, None if on_input else weights, e)
+
+    return layer
 
 
 # -- what is made once ----------------------------------------------------------------------------
@@ -219,7 +263,7 @@ def _kernel(function: str, x: Any, n: int, experts: int, invariant: bool) -> Any
     return _kernels[key]
 
 
-def _repacked(function: str, w: Any, scale: Any, scale_2: Any) -> tuple[Any, ...]:
+def repacked(function: str, w: Any, scale: Any, scale_2: Any) -> tuple[Any, ...]:
     """A matrix, or one for each expert, in the kernels' order: of elements, scales, second ones."""
     import torch
 
@@ -250,28 +294,33 @@ def _aligned(x: Any) -> Any:
 def _repacked_matrix(w_packed: Any, w_scale: Any) -> tuple[Any, ...]:
     """Without a second scale, which may be a number: that is another array in each call."""
     ones = w_packed.new_ones(1, dtype=library(w_packed).float32)
-    return _repacked("nvfp4_linear", w_packed, w_scale, ones)[:2]
+    return repacked("nvfp4_linear", w_packed, w_scale, ones)[:2]
 
 
-def _repacked_w13(w_packed: Any, w_scale: Any, w_scale_2: Any) -> tuple[Any, ...]:
-    """Gate and up as one matrix.
+def one_scale(w13_scale_2: Any) -> None:
+    """That gate and up of each expert have one second scale.
 
     Raises:
-        KernelError: they have different second scales.
+        KernelError: they have different ones.
     """
-    differ = (w_scale_2 != w_scale_2[:, :1]).any(1)
+    differ = (w13_scale_2 != w13_scale_2[:, :1]).any(1)
     if bool(differ.any()):  # waits for the GPU, once for each weight
         raise ferrule.KernelError(
             "[nvfp4_moe] backend='humming', but gate and up of expert "
             f"{int(differ.nonzero()[0, 0])} have different second scales in w13_scale_2; expected "
             f"one for both, as the package has one for an expert. {LEAVE_OUT}"
         )
+
+
+def _repacked_w13(w_packed: Any, w_scale: Any, w_scale_2: Any) -> tuple[Any, ...]:
+    """Gate and up as one matrix."""
+    one_scale(w_scale_2)
     both = w_packed.flatten(1, 2), w_scale.flatten(1, 2), w_scale_2[:, 0]
-    return _repacked("nvfp4_moe", *both)
+    return repacked("nvfp4_moe", *both)
 
 
 def _repacked_w2(w_packed: Any, w_scale: Any, w_scale_2: Any) -> tuple[Any, ...]:
-    return _repacked("nvfp4_moe", w_packed, w_scale, w_scale_2)
+    return repacked("nvfp4_moe", w_packed, w_scale, w_scale_2)
 
 
 # -- what each call runs --------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def linear_op(
         if mode == "nvfp4" and wanted[3]:
             raise _no_derivative(op.name)
         if wanted[0]:
-            gradients[0] = _turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
+            gradients[0] = turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
         if biased and wanted[-1]:
             gradients[-1] = c.reshape(-1, c.shape[-1]).sum(0)
         return gradients
@@ -285,7 +285,7 @@ def _no_derivative(op: str) -> ferrule.KernelError:
     )
 
 
-def _turned(
+def turned(
     mode: str, by_row: bool, c: Any, w_packed: Any, w_scale: Any, scale_2: Any = None
 ) -> Any:
     """``c @ w``, of c's dtype."""

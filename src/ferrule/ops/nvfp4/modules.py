@@ -16,131 +16,17 @@ from torch import nn
 
 import ferrule
 
-from .linear import nvfp4_linear
+from . import humming, humming_order
+from .buffers import Matrix, Quantized
+from .linear import linear_op, nvfp4_linear
 from .moe import ACTIVATIONS as GATES
-from .moe import nvfp4_moe
+from .moe import moe_op, nvfp4_moe
 from .quantizing import GROUP, linear_w4a4, quantize_nvfp4
 
 ACTIVATIONS = (None, "nvfp4")
 
 
-class _Quantized(nn.Module):  # type: ignore[misc]
-    """A layer with buffers of NVFP4, each of which keeps its dtype whatever the layer is cast to.
-
-    Attributes:
-        activations: what is done to inputs: None (W4A16), or "nvfp4" (W4A4, the reference).
-        packed: the names of these buffers; users may add others.
-        sharded: whether they are DTensors, as `tensor_parallel` makes them.
-        backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where activations is None; set it.
-    """
-
-    activations: str | None
-    packed: tuple[str, ...] = ()
-    sharded: bool = False
-    backend: str | None = None
-
-    def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
-        make = torch.ones if dtype == torch.float32 else torch.zeros
-        self.register_buffer(name, make(shape, dtype=dtype, device=device))
-        self.packed = (*self.packed, name)
-
-    def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
-        """The shapes that a buffer may have."""
-        raise NotImplementedError
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What `.to`, `.half`, `.cuda` and others call: they cast floats, so these are not shown as
-        such."""
-        kept = {name: self._buffers[name] for name in self.packed}
-        for name, buffer in kept.items():
-            self._buffers[name] = buffer.view(_INTEGERS[buffer.dtype])
-        try:
-            super()._apply(fn, recurse)
-        finally:
-            for name, buffer in kept.items():
-                moved = self._buffers[name]
-                if moved.dtype != _INTEGERS[buffer.dtype]:  # by .type(), which casts all
-                    self._buffers.update(kept)
-                    raise ferrule.KernelError(
-                        f"[{type(self).__name__}] {name} of {buffer.dtype} cannot be cast to "
-                        f"{moved.dtype}. Use .to(dtype), which casts the bias alone."
-                    )
-                self._buffers[name] = moved.view(buffer.dtype)
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Takes what has the bytes of this layer: a copy from another dtype would change them."""
-        taken, refused = dict(state_dict), []
-        for name in self.packed:
-            own, key = self._buffers[name], prefix + name
-            if key not in taken:
-                continue
-            given = getattr(taken[key], "dtype", None)
-            if given == torch.uint8 and own.dtype == torch.float8_e4m3fn:
-                taken[key] = taken[key].view(torch.float8_e4m3fn)
-            try:
-                self.check_buffer(prefix, name, taken[key])
-            except ferrule.KernelError as error:
-                error_msgs.append(str(error))
-                refused.append(key)
-                del taken[key]
-                continue
-            if own.shape != taken[key].shape:  # one scale of all rows, or one of each
-                self._buffers[name] = own.new_empty(taken[key].shape)
-        super()._load_from_state_dict(
-            taken, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        missing_keys[:] = [key for key in missing_keys if key not in refused]
-
-    def check_buffer(self, prefix: str, name: str, given: Any) -> None:
-        """That a buffer may be this tensor.
-
-        Raises:
-            KernelError: it has another dtype or shape.
-        """
-        own, shapes = self._buffers[name], self._shapes_of(name)
-        if not isinstance(given, torch.Tensor):
-            raise ferrule.KernelError(
-                f"[{type(self).__name__}] {prefix}{name} is a {type(given).__name__}; expected a "
-                "tensor of torch. Give torch.tensor(…), or torch.from_numpy(…)."
-            )
-        if given.dtype == own.dtype and tuple(given.shape) in shapes:
-            return
-        expected = " or ".join(map(str, shapes))
-        raise ferrule.KernelError(
-            f"[{type(self).__name__}] {prefix}{name} is of {given.dtype} and has the shape "
-            f"{tuple(given.shape)}; expected {own.dtype} and {expected}. Is it of a layer of "
-            f"another size, or packed by another rule? This is {self._get_name()}"
-            f"({self.extra_repr()})."
-        )
-
-    def _fill(self, tensors: Mapping[str, Any]) -> None:
-        """Take tensors as buffers, without a copy."""
-        for name, tensor in tensors.items():
-            if name.endswith("_scale") and getattr(tensor, "dtype", None) == torch.uint8:
-                tensor = tensor.view(torch.float8_e4m3fn)
-            self.check_buffer("", name, tensor)
-            self._buffers[name] = tensor
-
-
-# A dtype that no cast of floats changes, of the same size.
-_INTEGERS = {
-    torch.uint8: torch.uint8,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float32: torch.int32,
-}
-
-
-class NVFP4Linear(_Quantized):
+class NVFP4Linear(Quantized):
     """``x @ w.T + bias`` with a weight in NVFP4, in the place of `torch.nn.Linear`.
 
     Args:
@@ -169,6 +55,8 @@ class NVFP4Linear(_Quantized):
     w_scale: Any
     w_scale_2: Any
     input_scale: Any
+    w_in_order: Any
+    w_scale_in_order: Any
 
     def __init__(
         self,
@@ -208,7 +96,7 @@ class NVFP4Linear(_Quantized):
         activations = None if input_scale is None else "nvfp4"
         layer = cls(half * 2, rows, bias=False, activations=activations, device="meta")
         tensors = {"w_packed": w_packed, "w_scale": w_scale, "w_scale_2": w_scale_2}
-        layer._fill(tensors if input_scale is None else {**tensors, "input_scale": input_scale})
+        layer.fill(tensors if input_scale is None else {**tensors, "input_scale": input_scale})
         if bias is not None and tuple(getattr(bias, "shape", ())) != (rows,):
             raise ferrule.KernelError(
                 f"[NVFP4Linear] bias is a {type(bias).__name__} of shape "
@@ -246,12 +134,34 @@ class NVFP4Linear(_Quantized):
         }
         return shapes[name]
 
+    _function = "nvfp4_linear"
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        return [Matrix("w", self.out_features, self.in_features)]
+
+    @property
+    def _ops_with_copies(self) -> list[ferrule.Op]:
+        biased = self.bias is not None
+        kinds = ("nvfp4", False, biased, "humming")
+        return [linear_op(*kinds, invariant) for invariant in (False, True)]
+
+    def _check_scales(self) -> None:
+        if self.w_scale_2.numel() != 1:
+            humming.refuse_factors(self._function)
+
     def forward(self, x: Any) -> Any:
         """``[*S, K] -> [*S, N]``, of x's dtype, or that of `torch.autocast`."""
-        w = self.w_packed, self.w_scale, self.w_scale_2
         bias = self.bias
         if torch._C._is_any_autocast_enabled():
             x, bias = _autocast(x), None if bias is None else _autocast(bias)
+        if self.prepared:
+            self._check_call("x", x)
+            sizes = self.out_features, self.in_features
+            op = humming_order.linear_op(*sizes, bias is not None, humming.deterministic())
+            w = self.w_in_order, self.w_scale_in_order, self.w_scale_2
+            return op(x, *w, *[bias] * (bias is not None))
+        w = self.w_packed, self.w_scale, self.w_scale_2
         if self.sharded:
             from . import shards  # which imports DTensor
 
@@ -266,7 +176,7 @@ class NVFP4Linear(_Quantized):
         return text if self.activations is None else f"{text}, activations={self.activations!r}"
 
 
-class NVFP4Experts(_Quantized):
+class NVFP4Experts(Quantized):
     """The experts of a mixture, each a gated MLP, with weights in NVFP4.
 
     It is called as the stacked experts of transformers 5 are (`Qwen3MoeExperts`, `MixtralExperts`
@@ -296,6 +206,10 @@ class NVFP4Experts(_Quantized):
     w2_scale_2: Any
     w13_input_scale: Any
     w2_input_scale: Any
+    w13_in_order: Any
+    w13_scale_in_order: Any
+    w2_in_order: Any
+    w2_scale_in_order: Any
 
     def __init__(
         self,
@@ -339,7 +253,7 @@ class NVFP4Experts(_Quantized):
         activations = "nvfp4" if "w13_input_scale" in tensors else None
         sizes = experts, half * 2, rows // 2
         layer = cls(*sizes, activation=activation, activations=activations, device="meta")
-        layer._fill(tensors)
+        layer.fill(tensors)
         return layer
 
     def _shapes_of(self, name: str) -> list[tuple[int, ...]]:
@@ -356,6 +270,21 @@ class NVFP4Experts(_Quantized):
             "w2_input_scale": [(e,)],
         }
         return shapes[name]
+
+    _function = "nvfp4_moe"
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        h, i = self.hidden_size, self.intermediate_size
+        return [Matrix("w13", 2 * i, h), Matrix("w2", h, i)]
+
+    @property
+    def _ops_with_copies(self) -> list[ferrule.Op]:
+        kinds = ("nvfp4", self.activation, False, False, "humming")
+        return [moe_op(*kinds, invariant) for invariant in (False, True)]
+
+    def _check_scales(self) -> None:
+        humming.one_scale(self.w13_scale_2.reshape(self.num_experts, -1))
 
     def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         """The weighted sum of what each token's experts give.
@@ -376,6 +305,14 @@ class NVFP4Experts(_Quantized):
     def _forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         if self.activations is not None:
             return self._w4a4(hidden_states, top_k_index, top_k_weights)
+        if self.prepared:
+            self._check_call("hidden_states", hidden_states)
+            sizes = self.hidden_size, self.intermediate_size
+            op = humming_order.moe_op(*sizes, self.activation, humming.deterministic())
+            one = self.w13_scale_2 if self.w13_scale_2.ndim == 1 else self.w13_scale_2[:, 0]
+            w13 = self.w13_in_order, self.w13_scale_in_order, one
+            w2 = self.w2_in_order, self.w2_scale_in_order, self.w2_scale_2
+            return op(hidden_states, top_k_weights, top_k_index, *w13, *w2)
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
         w2 = self.w2_packed, self.w2_scale, self.w2_scale_2
         if self.sharded:

@@ -243,7 +243,7 @@ def moe_op(
         + ", G in (int32, int64)" * mapped
         + f", S in {SCALES[mode]}"
     )
-    parts = _Parts(mode, activation, on_input)
+    parts = Parts(mode, activation, on_input)
     if backend == "humming":
         op = humming.experts("nvfp4_moe_humming", rule, activation, on_input, invariant)
     else:
@@ -312,7 +312,7 @@ class _Slots:
         return of.where(self.inside[:, :, None], placed, 0)
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """A layer in ordinary array code and products of gathered matrices, and its derivative."""
 
     mode: str

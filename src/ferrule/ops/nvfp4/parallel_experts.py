@@ -88,6 +88,7 @@ def _own_experts(experts: NVFP4Experts, group: Any, capacity: int | None) -> NVF
     Raises:
         KernelError: they cannot be shared out.
     """
+    experts.check_whole("expert_parallel")
     count, processes = experts.num_experts, group.size()
     refused = experts.activations is not None or experts.sharded
     if refused or isinstance(experts, NVFP4ParallelExperts) or count % processes:

@@ -143,6 +143,7 @@ def _check(style: str, module: Any, mesh: Any, **sizes: int) -> None:
             f"[{style}] the mesh has {mesh.ndim} dims; expected one. Give that of tensor "
             'parallelism: mesh["tp"].'
         )
+    module.check_whole(style)
     if module.sharded:
         raise ferrule.KernelError(
             f"[{style}] the buffers of this {type(module).__name__} are DTensors; expected whole "
