@@ -111,6 +111,7 @@ class Humming:
         assert b.dtype == torch.int32 and b.shape == (*lead, padded_k // 8, padded_n)
         assert bs.dtype == torch.float8_e4m3fn and bs.shape == (*lead, padded_k // 16, padded_n)
         assert bs2.dtype == torch.float32 and bs2.shape == (max(experts, 1),)
+        assert b.is_contiguous() and bs.is_contiguous() and bs2.is_contiguous()
         assert locks.dtype == torch.int32 and locks.numel() == 2048 and not locks.any()
         self.launches.append((config, a.shape[0]))
         packed = b.mT.contiguous().view(torch.uint8)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ferrule import KernelError, ops
+from ferrule.ops import nvfp4
 
 torch = pytest.importorskip("torch")
 
@@ -226,3 +227,88 @@ def test_experts_deterministic(deterministic: None) -> None:
         y = moe(x, weights, ids, *matrices)
         assert all(torch.equal(moe(x, weights, ids, *matrices), y) for _ in range(10)), m
         check(f"{m} tokens", y, ops.nvfp4_moe(x, weights, ids, *matrices), 1.5e-2)
+
+
+# -- weights in the kernels' order ----------------------------------------------------------------
+
+
+def prepared(layer: Any, random: Any) -> tuple[Any, dict[str, Any]]:
+    """A layer with any bytes, and those, as they were before it was prepared."""
+    for name, buffer in layer.named_buffers():
+        if name.endswith(("_packed", "_scale")):
+            made = random.integers(0, 256, tuple(buffer.shape), dtype=np.uint8)
+            buffer.view(torch.uint8).copy_(torch.tensor(made))
+    given = {name: value.cpu().clone() for name, value in layer.state_dict().items()}
+    layer.backend = "humming"
+    return layer.prepare(), given
+
+
+@pytest.mark.parametrize("sizes", [(512, 1024), (136, 48), (2880, 4112), (8, 16)], ids=str)
+def test_prepared_layers_give_back_every_byte(sizes: Any) -> None:
+    random, (n, k) = np.random.default_rng(6), sizes
+    for layer in (
+        nvfp4.NVFP4Linear(k, n, device="cuda"), nvfp4.NVFP4Experts(3, n * 2, k, device="cuda")
+    ):  # fmt: skip
+        layer, given = prepared(layer, random)
+        for found in (layer.state_dict(), layer.cpu().state_dict(), layer.cuda().state_dict()):
+            for name, value in found.items():
+                a, b = (x.cpu().flatten().view(torch.uint8) for x in (value, given[name]))
+                assert torch.equal(a, b), name
+
+
+def test_prepared_weights_are_there_once(deterministic: None) -> None:
+    random = np.random.default_rng(7)
+    n, k = 4096, 2048
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(k, n, device="cuda").bfloat16())
+    layer.backend = "humming"
+    x = normal(random, torch.bfloat16, 4, k).cuda()
+    expected = layer(x)
+    other = nvfp4.NVFP4Linear(k, n, device="cuda", dtype=torch.bfloat16)
+    other.load_state_dict(layer.state_dict())
+    other.backend = "humming"
+    other.prepare()  # what is made once for all layers
+    torch.cuda.synchronize()
+    size = n * k * 9 // 16
+    one = nvfp4.NVFP4Linear(k, n, device="cuda", dtype=torch.bfloat16)
+    one.load_state_dict(layer.state_dict())
+    one.backend = "humming"
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    one.prepare()
+    assert torch.cuda.memory_allocated() <= before + 4096
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 2 * size + 40 * 2**22, peak  # in order, put back; 4 M elements at a time
+    before = torch.cuda.memory_allocated()
+    assert torch.equal(one(x), expected)
+    graph, y = captured(lambda: one(x))
+    poison(y)
+    graph.replay()
+    assert torch.equal(y, expected)
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), expected)
+    leaf = x.clone().requires_grad_()
+    c = torch.randn_like(expected)
+    (found,) = torch.autograd.grad(one(leaf), leaf, c)
+    (wanted,) = torch.autograd.grad(layer(leaf), leaf, c)
+    assert torch.equal(found, wanted)
+
+
+def test_prepared_mixtures(deterministic: None) -> None:
+    random = np.random.default_rng(8)
+    of = mixture(random, 16, 256, 128)
+    names = "w13_packed", "w13_scale", "w13_scale_2", "w2_packed", "w2_scale", "w2_scale_2"
+    tensors = {name: a.cuda() for name, a in zip(names, of.given, strict=True)}
+    layer = nvfp4.NVFP4Experts.from_tensors(**tensors)
+    layer.backend = "humming"
+    x, weights = normal(random, torch.bfloat16, 9, 256).cuda(), torch.rand(9, 4).cuda()
+    ids = torch.tensor(random.integers(-1, 17, (9, 4))).cuda()
+    expected = layer(x, ids, weights)
+    layer.prepare()
+    assert torch.equal(layer(x, ids, weights), expected)
+    leaves = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    c = torch.randn_like(expected)
+    found = torch.autograd.grad(layer(leaves[0], ids, leaves[1]), leaves, c)
+    layer.backend = None
+    wanted = torch.autograd.grad(layer.prepare()(leaves[0], ids, leaves[1]), leaves, c)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-3)

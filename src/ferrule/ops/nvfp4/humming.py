@@ -123,8 +123,7 @@ def product(invariant: bool) -> Any:
             rows, sums = x, y
             if x.ndim != 2:
                 rows, sums = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
-            matrix = weight, scale, _aligned(factor)
-            _launch("nvfp4_linear", rows, matrix, sums, None, locks, invariant)
+            _launch("nvfp4_linear", rows, (weight, scale, factor), sums, None, locks, invariant)
         if bias is not None:
             y += bias
 
@@ -334,9 +333,10 @@ def _launch(
     kernel = _kernel(function, x, y.shape[1], experts, invariant)
     if x.data_ptr() % 16:
         x = x.clone()
+    w, scale, scale_2 = weight
     none = None, None, None
     launch = sys.modules["torch"].ops.humming.launch_kernel.out
-    launch(kernel, x, *weight, *none, None, y, *none, layout, locks, 1, 0)
+    launch(kernel, x, w, scale, _aligned(scale_2), *none, None, y, *none, layout, locks, 1, 0)
 
 
 def _layout(slots: Any, experts: int) -> Any:
