@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferrule import KernelError, ops
 from ferrule.ops import nvfp4
-from ferrule.ops.nvfp4 import humming
+from ferrule.ops.nvfp4 import humming, humming_order
 from ferrule.ops.nvfp4.linear import linear_op
 from humming_stand_in import Humming
 from nvfp4_arrays import exact, experts_of, layer_of, matrix, normal
@@ -395,6 +398,39 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
+class Memory(TorchDispatchMode):
+    """How many bytes the storages have at most that are made, or looked at.
+
+    Attributes:
+        most: that number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now, self.most = 0, 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(x, torch.Tensor):
+                self._count(x.untyped_storage())
+        return made
+
+    def _count(self, storage: Any) -> None:
+        at, size = storage.data_ptr(), storage.nbytes()
+        if at in self._seen or not size:
+            return
+        self._seen.add(at)
+        self._now += size
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._freed, at, size)
+
+    def _freed(self, at: int, size: int) -> None:
+        self._seen.discard(at)
+        self._now -= size
+
+
 LAYERS = [
     lambda: nvfp4.NVFP4Linear(48, 136),
     lambda: nvfp4.NVFP4Linear(352, 256, bias=False),
@@ -415,11 +451,12 @@ def test_prepared_layers_give_back_every_byte(package: Humming, make: Any) -> No
     assert not any(ref() is not None for ref in weak)  # they are there once
     assert not any(name.endswith("_packed") for name, _ in layer.named_buffers())
     assert same(layer.state_dict(), given)
-    assert same(copy.deepcopy(layer).state_dict(), given)
     stream = io.BytesIO()
     torch.save(layer, stream)
     stream.seek(0)
-    assert same(torch.load(stream, weights_only=False).state_dict(), given)
+    for other in (copy.deepcopy(layer), torch.load(stream, weights_only=False)):
+        assert not other.prepared and same(other.state_dict(), given)
+    assert layer.prepared
     cast = layer.to(torch.half).state_dict()
     assert same({**cast, **{k: v for k, v in given.items() if k == "bias"}}, given)
     layer.to(torch.float32)
@@ -537,7 +574,7 @@ def test_what_cannot_be_prepared(package: Humming, monkeypatch: pytest.MonkeyPat
         with pytest.raises(KernelError, match=text):
             layer.prepare()
         assert not layer.prepared and same(layer.state_dict(), before)
-    layer = nvfp4.NVFP4Linear(32, 16)
+    layer = nvfp4.NVFP4Linear(32, 16, dtype=torch.half)
     layer.backend = "humming"
     layer.prepare()
     layer.backend = None
@@ -546,8 +583,10 @@ def test_what_cannot_be_prepared(package: Humming, monkeypatch: pytest.MonkeyPat
     layer.backend = "humming"
     with pytest.raises(KernelError, match=r"x is of float32; expected bfloat16 or float16"):
         layer(torch.ones(1, 32))
-    with pytest.raises(KernelError, match="x"):
+    with pytest.raises(KernelError, match=r"x is .*\(1, 16\).*K = 32 by w_packed"):
         layer(torch.ones(1, 16).half())
+    with pytest.raises(KernelError, match=r"w_packed is set, but the weights are in the order"):
+        layer.w_packed = torch.zeros(16, 16, dtype=torch.uint8)
     experts = nvfp4.NVFP4Experts(2, 32, 16)
     any_bytes(np.random.default_rng(19), experts)
     before, experts.backend = experts.state_dict(), "humming"
@@ -565,8 +604,153 @@ def test_what_cannot_be_prepared(package: Humming, monkeypatch: pytest.MonkeyPat
     style = nvfp4.NVFP4ExpertsParallel()
     with pytest.raises(KernelError, match=r"the weights are in the order of a backend's kernels"):
         style._apply(kept, SimpleNamespace(ndim=1, size=lambda: 1))
+    call = torch.ones(3, 32).half(), torch.zeros(3, 2).long(), torch.ones(3, 2)
+    with pytest.raises(KernelError, match=r"topk_ids and topk_weights look swapped"):
+        kept(call[0], call[2], call[1])
+    kept.w13_scale_2[1, 1] = 3
+    with pytest.raises(KernelError, match=r"gate and up of expert 1 have different second scales"):
+        kept(*call)
+    layer.w_scale_2 = torch.ones(16)
+    with pytest.raises(KernelError, match=r"w_scale_2"):
+        layer(torch.ones(1, 32).half())
+    part = nvfp4.NVFP4ParallelExperts(2, 32, 16)
+    part.backend = "humming"
+    with pytest.raises(KernelError, match=r"the layer has a part of the weights; expected a whole"):
+        part.prepare()
     module = sys.modules["humming.transform"]
     monkeypatch.setattr(module, "transform_humming_tensors", unlike)
     with pytest.raises(KernelError, match=r"order of a matrix of 32 rows of 16 elements could not"):
         experts.prepare()
     assert not experts.prepared and same(experts.state_dict(), before)
+    monkeypatch.undo()
+    with pytest.raises(KernelError, match=r"on cpu, which is no NVIDIA GPU; expected 9\.0"):
+        experts.prepare()
+    assert same(experts.state_dict(), before)
+
+
+def test_memory_that_runs_out(package: Humming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost, wherever that is."""
+    experts = nvfp4.NVFP4Experts(2, 48, 144)
+    any_bytes(np.random.default_rng(20), experts)
+    given, experts.backend = {k: v.clone() for k, v in experts.state_dict().items()}, "humming"
+    ordered, put_back = humming_order.ordered, humming_order.put_back
+
+    def fails(function: Any, after: int) -> Any:
+        calls: list[Any] = []
+
+        def run(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) > after:
+                raise torch.OutOfMemoryError("none is left")
+            return function(*args)
+
+        return run
+
+    for failing, first in ((ordered, 0), (ordered, 1), (put_back, 0), (put_back, 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(humming_order, failing.__name__, fails(failing, first))
+            if failing is ordered:
+                patch.setattr(humming_order, "put_back", fails(put_back, 0))
+                with pytest.raises(torch.OutOfMemoryError):
+                    experts.prepare()
+            else:
+                experts.prepare()
+                with pytest.raises(torch.OutOfMemoryError):
+                    experts.state_dict()
+                experts.backend = None
+                with pytest.raises(torch.OutOfMemoryError):
+                    experts.prepare()
+        assert same(experts.state_dict(), given)
+        experts.backend = None
+        assert not experts.prepare().prepared and same(experts.state_dict(), given)
+        experts.backend = "humming"
+    assert experts.prepare().prepared and same(experts.state_dict(), given)
+
+
+def test_state_dicts_while_others_call(package: Humming) -> None:
+    """The layer is not changed by them; users' buffers are theirs, whatever their names."""
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(48, 136).bfloat16())
+    layer.register_buffer("tokens_in_order", torch.ones(2))
+    layer.register_buffer("more", torch.ones(1))
+    given, layer.backend = layer.state_dict(), "humming"
+    layer.prepare()
+    buffers, x = dict(layer.named_buffers()), torch.randn(2, 48).bfloat16()
+    y = layer(x).detach()
+    stop = threading.Event()
+
+    def states() -> int:
+        count = 0
+        while not stop.is_set():
+            assert same(layer.state_dict(prefix="a."), {f"a.{k}": v for k, v in given.items()})
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        counts = [pool.submit(states) for _ in range(2)]
+        for _ in range(100):
+            assert torch.equal(layer(x).detach(), y)
+        stop.set()
+        assert all(count.result() for count in counts)
+    assert dict(layer.named_buffers()).keys() == buffers.keys()
+
+
+def test_what_prepared_layers_take_in(package: Humming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is loaded only weights are put in order; in inference mode, too; nothing of
+    nothing."""
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(32, 16).bfloat16())
+    layer.backend, state = "humming", layer.state_dict()
+    with torch.inference_mode():
+        layer.prepare()
+    x = torch.randn(3, 32).bfloat16().requires_grad_()
+    layer(x).sum().backward()
+    repacked = package.repacked
+    layer.load_state_dict({"bias": torch.ones(16)}, strict=False)
+    assert layer.prepared and package.repacked == repacked
+    layer.load_state_dict(state)
+    assert layer.prepared and package.repacked == repacked + 1
+    layer.load_state_dict({k: v.clone() for k, v in state.items()}, assign=True)
+    assert layer.prepared and same(layer.state_dict(), state)
+    none = nvfp4.NVFP4Linear(16, 0, bias=False)
+    none.backend = "humming"
+    assert not none.prepare().prepared and none(torch.ones(2, 16).half()).shape == (2, 0)
+    monkeypatch.setattr(humming, "_capability", lambda device: ())
+    with pytest.raises(RuntimeError, match="on cpu, which is no NVIDIA GPU"):
+        layer.load_state_dict(state)
+    assert not layer.prepared and same(layer.state_dict(), state)
+
+
+def test_other_derivatives_of_prepared_layers(package: Humming) -> None:
+    """Forward, and of gradients, as those of layers that are not prepared."""
+    layer = nvfp4.NVFP4Linear.from_linear(torch.nn.Linear(32, 16).bfloat16())
+    layer.backend = "humming"
+    x, t = (torch.randn(3, 32).bfloat16() for _ in range(2))
+    c = torch.randn(3, 16).bfloat16().requires_grad_()
+
+    def twice(layer: Any) -> Any:
+        leaf = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(layer(leaf), leaf, c, create_graph=True)
+        return torch.autograd.grad(g, c, t)[0]
+
+    expected = torch.func.jvp(layer, (x,), (t,)), twice(layer)
+    layer.prepare()
+    found = torch.func.jvp(layer, (x,), (t,)), twice(layer)
+    for a, b in zip((*found[0], found[1]), (*expected[0], expected[1]), strict=True):
+        close(a.detach(), b.detach(), 2)
+
+
+def test_memory_while_weights_are_put_in_order(
+    package: Humming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix is there twice, and a part of it once more; the stand-in makes a padded copy."""
+    monkeypatch.setattr(humming_order, "AT_ONCE", 1 << 16)
+    layer = nvfp4.NVFP4Linear(4096, 4096, bias=False)
+    layer.backend, size = "humming", bytes_of(layer)
+    with Memory() as memory:
+        layer.prepare()
+    assert memory.most <= 3.1 * size
+    with Memory() as memory:
+        state = layer.state_dict()
+    assert memory.most <= 2.3 * size
+    with Memory() as memory:  # of what is given, that copy, and what is made of it
+        layer.load_state_dict(state)
+    assert memory.most <= 3.3 * size

@@ -6,8 +6,7 @@ backend's kernels.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,110 +48,83 @@ class Quantized(nn.Module):  # type: ignore[misc]
         packed: the names of these buffers; users may add others.
         sharded: whether they are DTensors, as `tensor_parallel` makes them.
         backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where activations is None; set it.
-        prepared: whether weights are in the order of the backend's kernels.
     """
 
     activations: str | None
     packed: tuple[str, ...] = ()
     sharded: bool = False
     backend: str | None = None
-    prepared: bool = False
-    _order: Any = None  # that of its kernels
+    whole: bool = True  # all of the weights are in this process
+
+    @property
+    def prepared(self) -> bool:
+        """Whether weights are in the order of the backend's kernels: see `prepare`."""
+        return self._first in self._buffers
 
     def prepare(self) -> Any:
         """Put the weights into the order of the backend's kernels, in place of the checkpoint's.
 
-        ``"humming"`` has such kernels; those of other backends read a checkpoint's bytes, which
-        this puts back, where a layer is prepared for another. Without it, humming has a copy of the
-        weights beside them. A matrix is put in order after the other, each of which is there twice
-        meanwhile. Then there are no buffers ``*_packed`` and ``*_scale``, but `state_dict` has
-        them, bit by bit, and `load_state_dict` takes them; derivatives put them back each time.
+        ``"humming"`` has such kernels, which else have a copy of the weights beside them. Those of
+        other backends read a checkpoint's bytes: of a layer that was prepared, these are put back.
+
+        One matrix after the other is put in order, and is there twice meanwhile, with 4 M elements
+        at a time of what is put back to compare. Then the layer has no buffers ``*_packed`` and
+        ``*_scale``. `state_dict` makes them, bit by bit: new tensors, so that what is written to
+        them is not the layer's; copies and pickles have them, and are not prepared;
+        `load_state_dict` puts what it is given in order, and says so where that is impossible, with
+        the layer loaded and not prepared. Gradients of inputs put a matrix back in each call; there
+        are no second derivatives of `NVFP4Experts`, and none forward.
 
         Returns:
             The layer.
 
         Raises:
             KernelError: there is no kernel for a matrix, its GPU, or its second scales; the layer
-                is sharded. The layer is as it was.
+                is sharded, or one of `expert_parallel`. It is as it was.
         """
-        wanted = self.backend == "humming" and self.activations is None
-        if wanted == self.prepared:
-            return self
-        if not wanted:
-            self._put_back()
-            return self
+        with torch.inference_mode(False), torch.no_grad():
+            if self.backend != "humming" or self.activations is not None:
+                self._put_back()
+            elif all(self._buffers[name].numel() for name in self.packed):
+                self._put_in_order()
+        return self
+
+    def _put_in_order(self) -> None:
         function = self._function
-        if self.sharded:
+        if self.sharded or not self.whole:
             raise ferrule.KernelError(
-                f"[{type(self).__name__}] prepare: the buffers are DTensors; expected whole ones. "
-                "Leave it out: each process has a copy of its part beside it."
+                f"[{type(self).__name__}] prepare: the layer has a part of the weights; expected a "
+                "whole one. Leave it out: each process has a copy of its part beside it."
             )
         for matrix in self._matrices:
             humming.check_rows(function, matrix.rows)
         self._check_scales()
-        device = self._buffers[self._matrices[0].names[0]].device
-        self._order = humming_order.order(function, device)
         try:
             for matrix in self._matrices:
-                packed, scale = (self._buffers[name] for name in matrix.names)
-                made = humming_order.ordered(function, packed, scale, self._order)
-                del packed, scale
-                self._replace(matrix.names, dict(zip(matrix.in_order, made, strict=True)))
+                if matrix.names[0] in self._buffers:
+                    tensors = [self._buffers[name] for name in matrix.names]
+                    made = humming_order.ordered(function, *tensors)
+                    tensors.clear()
+                    self._replace(matrix.names, dict(zip(matrix.in_order, made, strict=True)))
         except BaseException:
             self._put_back()
             raise
-        self.prepared = True
-        return self
 
-    def _check_call(self, name: str, x: Any) -> None:
-        """That a prepared layer can have such an input.
-
-        Raises:
-            KernelError: it has another backend since, or its kernels do not take x.
-        """
-        if self.backend != "humming":
-            raise ferrule.KernelError(
-                f"[{type(self).__name__}] backend is {self.backend!r}, but the weights are in the "
-                "order of 'humming'; expected the backend that they were prepared for. Call "
-                "prepare(), which puts them back."
-            )
-        humming.check_input(self._function, name, x)
-
-    def check_whole(self, function: str) -> None:
-        """That the weights are a checkpoint's, and can be shared out.
-
-        Raises:
-            KernelError: the layer is prepared.
-        """
-        if self.prepared:
-            raise ferrule.KernelError(
-                f"[{function}] the weights are in the order of a backend's kernels in this "
-                f"{type(self).__name__}; expected a checkpoint's. Set backend to None and call "
-                "prepare(), which puts them back; then share them out."
-            )
-
-    def refresh(self) -> None:
-        """Have what a backend made of the weights made anew: after writes through ``.data``."""
-        for op in self._ops_with_copies:
-            op.refresh()
+    def _put_back(self) -> None:
+        """The checkpoint's bytes in the place of those in order."""
+        found = {matrix: self._as_in_checkpoints(matrix) for matrix in self._in_order}
+        for matrix, tensors in found.items():  # once all are there
+            self._replace(matrix.in_order, tensors)
 
     @property
-    def _function(self) -> str:
-        """The function whose weights these are."""
-        raise NotImplementedError
+    def _in_order(self) -> list[Matrix]:
+        """The matrices that are in order: all or none, but where memory ran out."""
+        return [matrix for matrix in self._matrices if matrix.in_order[0] in self._buffers]
 
-    @property
-    def _matrices(self) -> list[Matrix]:
-        raise NotImplementedError
-
-    @property
-    def _ops_with_copies(self) -> list[ferrule.Op]:
-        """Those of which some have a copy of the weights."""
-        raise NotImplementedError
-
-    def _check_scales(self) -> None:
-        """That the kernels of humming take the second scales."""
-        raise NotImplementedError
+    def _as_in_checkpoints(self, matrix: Matrix) -> dict[str, Any]:
+        weight, scale = (self._buffers[name] for name in matrix.in_order)
+        found = humming_order.put_back(self._function, weight, scale, matrix.rows, matrix.depth)
+        return dict(zip(matrix.names, found, strict=True))
 
     def _replace(self, names: tuple[str, ...], others: Mapping[str, Any]) -> None:
         """Put buffers in the place of others; those in order are no part of a state_dict."""
@@ -164,41 +136,100 @@ class Quantized(nn.Module):  # type: ignore[misc]
                 made[name] = buffer
         self._buffers.clear()
         self._buffers.update(made)
+        in_order = {name for matrix in self._matrices for name in matrix.in_order}
         self._non_persistent_buffers_set.difference_update(names)
-        hidden = (name for name in others if name.endswith(SUFFIXES))
-        self._non_persistent_buffers_set.update(hidden)
+        self._non_persistent_buffers_set.update(in_order & others.keys())
         at = self.packed.index(names[0])
         rest = [name for name in self.packed if name not in names]
         self.packed = (*rest[:at], *others, *rest[at:])
 
-    def _put_back(self) -> None:
-        """The checkpoint's bytes in the place of those in order."""
-        for matrix in self._matrices:
-            if matrix.in_order[0] in self._buffers:
-                weight, scale = (self._buffers[name] for name in matrix.in_order)
-                found = humming_order.put_back_all(
-                    weight, scale, matrix.rows, matrix.depth, self._order
-                )
-                self._replace(matrix.in_order, dict(zip(matrix.names, found, strict=True)))
-        self.prepared = False
+    def _call(self, op: ferrule.Op, x: Any, *given: Any) -> Any:
+        """What an op of weights in order makes of x.
 
-    @contextlib.contextmanager
-    def _as_in_checkpoints(self) -> Iterator[None]:
-        """With the checkpoint's bytes, which are dropped afterwards."""
-        buffers, packed = dict(self._buffers), self.packed
-        self._put_back()
+        Raises:
+            KernelError: the layer has another backend since, or its kernels do not take x.
+        """
+        if self.backend != "humming":
+            raise ferrule.KernelError(
+                f"[{type(self).__name__}] backend is {self.backend!r}, but the weights are in the "
+                "order of 'humming'; expected the backend that they were prepared for. Call "
+                "prepare(), which puts them back."
+            )
         try:
-            yield
-        finally:
-            self._buffers.clear()
-            self._buffers.update(buffers)
-            hidden = (name for name in buffers if name.endswith(SUFFIXES))
-            self._non_persistent_buffers_set.update(hidden)
-            self.packed, self.prepared = packed, True
+            humming.check_input(self._function, self._input, x)
+            return op(x, *given)
+        except Exception as error:
+            if op.explain is not None:
+                op.explain(error, x, *given)
+            raise
 
-    def _save_to_state_dict(self, *args: Any) -> None:
-        with self._as_in_checkpoints() if self.prepared else contextlib.nullcontext():
-            super()._save_to_state_dict(*args)
+    def check_whole(self, function: str) -> None:
+        """That the weights are a checkpoint's, and can be shared out.
+
+        Raises:
+            KernelError: the layer is prepared.
+        """
+        if self._in_order:
+            raise ferrule.KernelError(
+                f"[{function}] the weights are in the order of a backend's kernels in this "
+                f"{type(self).__name__}; expected a checkpoint's. Set backend to None and call "
+                "prepare(), which puts them back; then share them out."
+            )
+
+    def refresh(self) -> None:
+        """Have what a backend made of weights made anew, here and in layers alike: after writes
+        through ``.data``."""
+        self._op_with_copies.refresh()
+
+    _function: str  # whose weights these are
+    _first: str  # the name of the first buffer in order
+    _input: str  # the function's name for what it multiplies
+
+    @property
+    def _matrices(self) -> list[Matrix]:
+        raise NotImplementedError
+
+    @property
+    def _op_with_copies(self) -> ferrule.Op:
+        """One of those that share copies of the weights."""
+        raise NotImplementedError
+
+    def _check_scales(self) -> None:
+        """That the kernels of humming take the second scales."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        in_order = self._first in self.__dict__.get("_buffers", ())  # not before there are any
+        if in_order and any(name in matrix.names for matrix in self._matrices):
+            raise ferrule.KernelError(
+                f"[{type(self).__name__}] {name} is set, but the weights are in the order of a "
+                "backend's kernels; expected to be loaded. Use load_state_dict, or set backend to "
+                "None and call prepare() first."
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have a checkpoint's bytes: those in order are the package's."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        for name in ("_buffers", "_non_persistent_buffers_set"):
+            made.__dict__[name] = self.__dict__[name].copy()
+        made._put_back()
+        return made.__dict__
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        in_order = {matrix.in_order[0]: matrix for matrix in self._in_order}
+        if not in_order:
+            return
+        own = [(name, prefix + name) for name in self._buffers]
+        rest = {key: destination.pop(key) for _, key in own if key in destination}
+        for name, key in own:
+            if name in in_order:
+                tensors = self._as_in_checkpoints(in_order[name])
+                destination.update({prefix + other: value for other, value in tensors.items()})
+            elif key in rest:
+                destination[key] = rest[key]
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any, device: Any) -> None:
         make = torch.ones if dtype == torch.float32 else torch.zeros
@@ -240,9 +271,11 @@ class Quantized(nn.Module):  # type: ignore[misc]
         error_msgs: list[str],
     ) -> None:
         """Takes what has the bytes of this layer: a copy from another dtype would change them."""
-        prepared = self.prepared
+        names = (name for matrix in self._in_order for name in matrix.names)
+        prepared = any(prefix + name in state_dict for name in names)
         if prepared:
-            self._put_back()
+            with torch.inference_mode(False), torch.no_grad():
+                self._put_back()
         taken, refused = dict(state_dict), []
         for name in self.packed:
             own, key = self._buffers[name], prefix + name

@@ -191,9 +191,10 @@ def _require(function: str, device: Any) -> None:
     """
     capability = _capability(device)
     if capability != (9, 0):
+        has = f"has the compute capability {'.'.join(map(str, capability))}" if capability else ""
         raise ferrule.KernelError(
-            f"[{function}] backend='humming' on {device}, which has the compute capability "
-            f"{'.'.join(map(str, capability))}; expected 9.0. {LEAVE_OUT}"
+            f"[{function}] backend='humming' on {device}, which {has or 'is no NVIDIA GPU'}; "
+            f"expected 9.0. {LEAVE_OUT}"
         )
     try:
         import humming.transform  # noqa: F401
@@ -204,9 +205,11 @@ def _require(function: str, device: Any) -> None:
         ) from error
 
 
-def _capability(device: Any) -> tuple[int, int]:
+def _capability(device: Any) -> tuple[int, ...]:
     import torch
 
+    if torch.device(device).type != "cuda":
+        return ()
     return tuple(torch.cuda.get_device_capability(device))
 
 

@@ -7,13 +7,14 @@ sure that what it gives can be put back, bit by bit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 import ferrule
 
-from . import humming
+from . import arguments, humming
 from .linear import turned
 from .moe import Parts
 from .quantizing import GROUP
@@ -26,7 +27,7 @@ class Order(NamedTuple):
     """Where a cell's elements, and its scales, are in it: of each, counted by row and then k.
 
     Attributes:
-        elements: ``[4096]`` of int64, on the CPU.
+        elements: ``[4096]`` of int64.
         scales: ``[256]``, alike.
     """
 
@@ -35,7 +36,11 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, function: str, device: Any) -> Order:
-        """That of the package's kernels on a GPU: digits of all places are put in order."""
+        """That of the package's kernels: digits of all places are put in order.
+
+        Raises:
+            KernelError: the package is not there, has no kernels for the GPU, or another order.
+        """
         places = torch.arange(ROWS * DEPTH, device=device)
         of_scales = places[: ROWS * DEPTH // GROUP]
         elements, scales = torch.zeros_like(places), torch.zeros_like(of_scales)
@@ -48,57 +53,81 @@ class Order(NamedTuple):
                 bytes_of.view(ROWS, -1).to(torch.uint8).view(torch.float8_e4m3fn),
                 torch.ones(1, device=device),
             )[:2]
-            in_order = _cells(weight, 1, 1)[0, 0].view(torch.uint8)
+            in_order = _cells(weight, (1, 1)).view(torch.uint8).flatten()
             found = torch.stack([in_order & 15, in_order >> 4], -1).flatten().long()
             elements |= found << 4 * digit
-            found = _cells(scale.view(torch.uint8), 1, 1).flatten().long() & 15
+            found = _cells(scale.view(torch.uint8), (1, 1)).flatten().long() & 15
             scales |= found << 4 * digit
-        return cls(elements.argsort().cpu(), scales.argsort().cpu())
+        made = cls(elements.argsort(), scales.argsort())
+        if not (bool((elements[made[0]] == places).all()) and (scales[made[1]] == of_scales).all()):
+            raise _refused(function, ROWS, DEPTH)
+        return made
 
 
-def _cells(x: Any, rows: int, depth: int) -> Any:
-    """``[rows, depth, *]``: of each cell what it has, in a matrix of so many cells in order."""
-    parts = x.unflatten(1, (rows, -1)).unflatten(0, (depth, -1))
+_orders: dict[Any, Order] = {}  # of the package's kernels, by device
+
+
+def _order(function: str, device: Any) -> Order:
+    known = _orders.get(device)
+    if known is None:
+        others = next(iter(_orders.values()), None)
+        known = (
+            Order.of(function, device) if others is None else Order(*(o.to(device) for o in others))
+        )
+        _orders[device] = known
+    return known
+
+
+def _cells(x: Any, cells: tuple[int, int], rows: slice = slice(None)) -> Any:
+    """``[rows, depth, *]``: of each cell what it has, in a matrix of so many cells in order: of
+    some rows of them."""
+    parts = x.unflatten(1, (cells[0], -1)).unflatten(0, (cells[1], -1))[:, :, rows]
     return parts.permute(2, 0, 1, 3).flatten(2)
 
 
-def put_back(weight: Any, scale: Any, n: int, k: int, order: Order) -> tuple[Any, Any]:
-    """A matrix as checkpoints have it.
+def _parts(
+    function: str, weight: Any, scale: Any, n: int, k: int
+) -> Iterator[tuple[slice, Any, Any]]:
+    """Rows of a matrix, and what checkpoints have of them; some at a time."""
+    cells = -(-n // ROWS), -(-k // DEPTH)
+    order = _order(function, weight.device)
+    each = max(AT_ONCE // (ROWS * DEPTH * cells[1]), 1)
+    for first in range(0, cells[0], each):
+        rows, some = slice(first * ROWS, min((first + each) * ROWS, n)), slice(first, first + each)
+        in_order = _cells(weight, cells, some).view(torch.uint8)
+        codes = torch.stack([in_order & 15, in_order >> 4], -1).flatten(2)[..., order.elements]
+        packed = (codes[..., ::2] | codes[..., 1::2] << 4).unflatten(2, (ROWS, -1))
+        scales = _cells(scale.view(torch.uint8), cells, some)[..., order.scales]
+        whole = (
+            part.transpose(1, 2).flatten(2).flatten(0, 1)[: rows.stop - rows.start]
+            for part in (packed, scales.unflatten(2, (ROWS, -1)))
+        )
+        yield rows, next(whole)[:, : k // 2], next(whole)[:, : k // GROUP]
+
+
+def put_back(function: str, weight: Any, scale: Any, n: int, k: int) -> tuple[Any, Any]:
+    """A matrix, or one for each expert, as checkpoints have it.
 
     Args:
-        weight, scale: as `ordered` returns them, of one matrix.
-        n, k: its sizes.
+        function: whose weights they are.
+        weight, scale: as `ordered` returns them.
+        n, k: the sizes of a matrix.
 
     Returns:
-        ``[n, k / 2]`` of uint8 and ``[n, k / 16]`` of float8_e4m3fn, bit by bit what was given.
+        ``[(E,) n, k / 2]`` of uint8 and ``[(E,) n, k / 16]`` of float8_e4m3fn, bit by bit what was
+        given to `ordered`.
     """
-    rows, depth = -(-n // ROWS), -(-k // DEPTH)
-    elements, scales = (part.to(weight.device) for part in order)
-    cells = _cells(weight, rows, depth).view(torch.uint8)
-    packed = weight.new_empty(n, k // 2, dtype=torch.uint8)
-    each = max(AT_ONCE // (ROWS * DEPTH * depth), 1)
-    for first in range(0, rows, each):
-        in_order = cells[first : first + each]
-        codes = torch.stack([in_order & 15, in_order >> 4], -1).flatten(2)[..., elements]
-        pairs = (codes[..., ::2] | codes[..., 1::2] << 4).unflatten(2, (ROWS, -1))
-        part = packed[first * ROWS : (first + each) * ROWS]
-        part.copy_(pairs.transpose(1, 2).flatten(2).flatten(0, 1)[: len(part), : k // 2])
-    of_scales = _cells(scale.view(torch.uint8), rows, depth)[..., scales].unflatten(2, (ROWS, -1))
-    whole = of_scales.transpose(1, 2).flatten(2).flatten(0, 1)[:n, : k // GROUP]
-    return packed, whole.contiguous().view(torch.float8_e4m3fn)
-
-
-def put_back_all(weight: Any, scale: Any, n: int, k: int, order: Order) -> tuple[Any, Any]:
-    """`put_back` of a matrix, or of one for each expert."""
-    if weight.ndim == 2:
-        return put_back(weight, scale, n, k, order)
-    parts = [put_back(*one, n, k, order) for one in zip(weight, scale, strict=True)]
-    bytes_of = [(packed, scales.view(torch.uint8)) for packed, scales in parts]
-    packed, scales = (torch.stack(of) for of in zip(*bytes_of, strict=True))
+    lead = weight.shape[:-2]
+    packed = weight.new_empty(*lead, n, k // 2, dtype=torch.uint8)
+    scales = weight.new_empty(*lead, n, k // GROUP, dtype=torch.uint8)
+    for own, own_scale, one, its_scale in _each(packed, scales, weight, scale):
+        for rows, part, part_of_scale in _parts(function, one, its_scale, n, k):
+            own[rows].copy_(part)
+            own_scale[rows].copy_(part_of_scale)
     return packed, scales.view(torch.float8_e4m3fn)
 
 
-def ordered(function: str, packed: Any, scale: Any, order: Order) -> tuple[Any, Any]:
+def ordered(function: str, packed: Any, scale: Any) -> tuple[Any, Any]:
     """A matrix, or one for each expert, as the kernels read it.
 
     Args:
@@ -114,44 +143,40 @@ def ordered(function: str, packed: Any, scale: Any, order: Order) -> tuple[Any, 
         KernelError: it could not be put back.
     """
     ones = torch.ones(packed.shape[0] if packed.ndim == 3 else 1, device=packed.device)
-    made = humming.repacked(function, packed, scale, ones)[:2]
+    weight, scales = humming.repacked(function, packed, scale, ones)[:2]
     n, k = packed.shape[-2], 2 * packed.shape[-1]
-    every = (x if x.ndim == 3 else x[None] for x in (*made, packed, scale.view(torch.uint8)))
-    for weight, scales, *given in zip(*every, strict=True):
-        back, scales_back = put_back(weight, scales, n, k, order)
-        found = back, scales_back.view(torch.uint8)
-        if not all(map(torch.equal, found, given)):
-            raise ferrule.KernelError(
-                f"[{function}] the package's order of a matrix of {n} rows of {k} elements could "
-                "not be undone; expected that of humming-kernels 0.1.19. Leave prepare out: its "
-                "kernels then have a copy beside the checkpoint's bytes."
-            )
-    return made
+    bytes_of = scale.view(torch.uint8)
+    for own, own_scale, one, its_scale in _each(packed, bytes_of, weight, scales):
+        for rows, part, part_of_scale in _parts(function, one, its_scale, n, k):
+            if not (torch.equal(own[rows], part) and torch.equal(own_scale[rows], part_of_scale)):
+                raise _refused(function, n, k)
+    return weight, scales
+
+
+def _each(*arrays: Any) -> Any:
+    """The parts of each expert, or those of one matrix."""
+    return zip(*(x if x.ndim == 3 else x[None] for x in arrays), strict=True)
+
+
+def _refused(function: str, n: int, k: int) -> ferrule.KernelError:
+    return ferrule.KernelError(
+        f"[{function}] the package's order of a matrix of {n} rows of {k} elements could not be "
+        "undone; expected that of humming-kernels 0.1.19. Leave prepare out: its kernels then have "
+        "a copy beside the checkpoint's bytes."
+    )
 
 
 # -- ops of weights in order ----------------------------------------------------------------------
 
 _MATRIX = "weight[A,B]:int32, scale[C,D]:float8_e4m3fn, w_scale_2[*E]:float32"
 _MATRICES = (
-    "w13[E,A,B]:int32, w13_scale[E,C,D]:float8_e4m3fn, w13_scale_2[E]:float32, "
+    "w13[E,A,B]:int32, w13_scale[E,C,D]:float8_e4m3fn, w13_scale_2[E,U]:float32, "
     "w2[E,F,G]:int32, w2_scale[E,L,O]:float8_e4m3fn, w2_scale_2[E]:float32"
 )
 _FLOATS = "T in (float16, bfloat16)"
+_ONE = "E_size == 1, "
 _SLOTS = "weights[M,Q]:V, ids[M,Q]:J"
 _OF_SLOTS = "V in (float32, float16, bfloat16, float64), J in (int32, int64)"
-
-known: list[Order] = []  # of the package's kernels, once they were asked
-
-
-def order(function: str, device: Any) -> Order:
-    """That of the package's kernels.
-
-    Raises:
-        KernelError: the package is not there, or has no kernels for the GPU.
-    """
-    if not known:
-        known.append(Order.of(function, device))
-    return known[0]
 
 
 @ferrule.family
@@ -159,7 +184,7 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
     """``x, weight, scale, w_scale_2, bias? -> y`` of a matrix of such sizes."""
     op = ferrule.adopt(
         "nvfp4_linear_in_order",
-        f"x[*S,{k}]:T, {_MATRIX}{f', bias[{n}]:T' * biased} -> y[*S,{n}]:T where {_FLOATS}",
+        f"x[*S,{k}]:T, {_MATRIX}{f', bias[{n}]:T' * biased} -> y[*S,{n}]:T where {_ONE}{_FLOATS}",
         run=humming.product(invariant),
         state=humming.STATE,
         version=f"1, invariant: {invariant}",
@@ -168,6 +193,7 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         if any(wanted[1:4]):
             raise _no_derivative("nvfp4_linear", "x and bias")
+        gradients: list[Any]
         (c,), gradients = cotangents, [None] * len(primals)
         if wanted[0]:
             gradients[0] = _turned_op(n, k)(c, *primals[1:4])
@@ -175,7 +201,24 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
             gradients[4] = c.reshape(-1, n).sum(0)
         return gradients
 
+    def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
+        if any(tangent is not None for tangent in tangents[1:4]):
+            raise _no_derivative("nvfp4_linear", "x and bias")
+        made = torch.zeros_like(outputs[0])
+        if tangents[0] is not None:
+            made = linear_op(n, k, False, invariant)(tangents[0], *primals[1:4])
+        return (made if len(tangents) < 5 or tangents[4] is None else made + tangents[4],)
+
+    def explain(error: Exception, x: Any, weight: Any, scale: Any, *last: Any) -> None:
+        w = _shown(weight, n, k)
+        given = dict(zip(("w_scale_2", "bias"), (*last, None), strict=False))
+        arguments.explain(
+            error, "nvfp4_linear", {"x": x, "w_packed": w[0], "w_scale": w[1]} | given
+        )
+
     op.def_vjp(vjp, version=1)
+    op.def_jvp(jvp, version=1)
+    op.explain = explain
     return op
 
 
@@ -184,11 +227,18 @@ def _turned_op(n: int, k: int) -> ferrule.Op:
     """``c, weight, scale, w_scale_2 -> c @ w``."""
 
     def run(c: Any, weight: Any, scale: Any, scale_2: Any) -> Any:
-        matrix = put_back(weight, scale, n, k, order("nvfp4_linear", c.device))
+        matrix = put_back("nvfp4_linear", weight, scale, n, k)
         return turned("nvfp4", False, c, *matrix, scale_2)
 
-    rule = f"c[*S,{n}]:T, {_MATRIX} -> x[*S,{k}]:T where {_FLOATS}"
-    return ferrule.adopt("nvfp4_linear_in_order_x", rule, run=run, version=1)
+    def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
+        if any(wanted[1:]):
+            raise _no_derivative("nvfp4_linear", "x and bias")
+        return [linear_op(n, k, False, False)(*cotangents, *primals[1:]), None, None, None]
+
+    rule = f"c[*S,{n}]:T, {_MATRIX} -> x[*S,{k}]:T where {_ONE}{_FLOATS}"
+    op = ferrule.adopt("nvfp4_linear_in_order_x", rule, run=run, version=1)
+    op.def_vjp(vjp, version=1)
+    return op
 
 
 @ferrule.family
@@ -197,17 +247,31 @@ def moe_op(hidden: int, width: int, activation: str, invariant: bool) -> ferrule
     of such sizes, whose gate and up have one second scale."""
     layer = humming.mixture(activation, False, invariant)
 
-    def run(x: Any, weights: Any, ids: Any, *matrices: Any, locks: Any) -> Any:
-        w13, w2 = matrices[:3], matrices[3:]
+    def run(x: Any, weights: Any, ids: Any, *matrices: Any, second: Any, locks: Any) -> Any:
+        w13, w2 = (*matrices[:2], second), matrices[3:]
         return layer(x, weights, ids, None, width, w13, w2, locks)
 
     op = ferrule.adopt(
         "nvfp4_moe_in_order",
         f"x[M,{hidden}]:T, {_SLOTS}, {_MATRICES} -> y[M,{hidden}]:T where {_FLOATS}, {_OF_SLOTS}",
         run=run,
+        prepared={"second": (_one_second, "w13_scale_2")},
         state=humming.STATE,
         version=f"1, {activation}, invariant: {invariant}",
     )
+
+    def explain(
+        error: Exception, x: Any, weights: Any, ids: Any, w13: Any, scale13: Any, second13: Any,
+        w2: Any, scale2: Any, second2: Any,
+    ) -> None:  # fmt: skip
+        tokens = {"hidden_states": x, "topk_weights": weights, "topk_ids": ids}
+        first, second = _shown(w13, 2 * width, hidden), _shown(w2, hidden, width)
+        seconds = {"w13_scale_2": second13, "w2_scale_2": second2, "expert_map": None}
+        given = {"w13_packed": first[0], "w13_scale": first[1]} | tokens
+        given |= {"w2_packed": second[0], "w2_scale": second[1]} | seconds
+        arguments.explain(error, "nvfp4_moe", given)
+
+    op.explain = explain
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         if any(wanted[2:]):
@@ -224,11 +288,10 @@ def _moe_vjp_op(hidden: int, width: int, activation: str) -> ferrule.Op:
     """The derivatives with respect to hidden states and weights."""
 
     def run(c: Any, x: Any, weights: Any, ids: Any, *matrices: Any) -> Any:
-        of = order("nvfp4_moe", c.device)
         w13, w13_scale, w13_scale_2, w2, w2_scale, w2_scale_2 = matrices
-        both = put_back_all(w13, w13_scale, 2 * width, hidden, of)
-        first = *(part.unflatten(1, (2, width)) for part in both), w13_scale_2[:, None]
-        second = *put_back_all(w2, w2_scale, hidden, width, of), w2_scale_2
+        both = put_back("nvfp4_moe", w13, w13_scale, 2 * width, hidden)
+        first = *(part.unflatten(1, (2, width)) for part in both), w13_scale_2
+        second = *put_back("nvfp4_moe", w2, w2_scale, hidden, width), w2_scale_2
         primals = x, weights, ids, *first, *second
         wanted = [True, True, *[False] * 7]
         return tuple(Parts("nvfp4", activation, False).vjp(primals, (c,), (), wanted)[:2])
@@ -238,6 +301,19 @@ def _moe_vjp_op(hidden: int, width: int, activation: str) -> ferrule.Op:
         f"of_x[M,{hidden}]:T, of_weights[M,Q]:V where {_FLOATS}, {_OF_SLOTS}"
     )
     return ferrule.adopt("nvfp4_moe_in_order_vjp", rule, run=run, version=f"1, {activation}")
+
+
+def _one_second(w13_scale_2: Any) -> Any:
+    """One second scale of gate and up, for each expert."""
+    humming.one_scale(w13_scale_2)
+    return w13_scale_2[:, 0].contiguous()
+
+
+def _shown(weight: Any, n: int, k: int) -> tuple[Any, Any]:
+    """Tensors as a checkpoint's are, without their bytes."""
+    byte = weight.new_empty((), dtype=torch.uint8)
+    sizes = [(*weight.shape[:-2], n, k // of) for of in (2, GROUP)]
+    return byte.expand(sizes[0]), byte.view(torch.float8_e4m3fn).expand(sizes[1])
 
 
 def _no_derivative(function: str, others: str) -> ferrule.KernelError:

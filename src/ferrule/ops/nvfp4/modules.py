@@ -134,17 +134,15 @@ class NVFP4Linear(Quantized):
         }
         return shapes[name]
 
-    _function = "nvfp4_linear"
+    _function, _input, _first = "nvfp4_linear", "x", "w_in_order"
 
     @property
     def _matrices(self) -> list[Matrix]:
         return [Matrix("w", self.out_features, self.in_features)]
 
     @property
-    def _ops_with_copies(self) -> list[ferrule.Op]:
-        biased = self.bias is not None
-        kinds = ("nvfp4", False, biased, "humming")
-        return [linear_op(*kinds, invariant) for invariant in (False, True)]
+    def _op_with_copies(self) -> ferrule.Op:
+        return linear_op("nvfp4", False, False, "humming")
 
     def _check_scales(self) -> None:
         if self.w_scale_2.numel() != 1:
@@ -156,11 +154,10 @@ class NVFP4Linear(Quantized):
         if torch._C._is_any_autocast_enabled():
             x, bias = _autocast(x), None if bias is None else _autocast(bias)
         if self.prepared:
-            self._check_call("x", x)
             sizes = self.out_features, self.in_features
             op = humming_order.linear_op(*sizes, bias is not None, humming.deterministic())
             w = self.w_in_order, self.w_scale_in_order, self.w_scale_2
-            return op(x, *w, *[bias] * (bias is not None))
+            return self._call(op, x, *w, *[bias] * (bias is not None))
         w = self.w_packed, self.w_scale, self.w_scale_2
         if self.sharded:
             from . import shards  # which imports DTensor
@@ -271,7 +268,7 @@ class NVFP4Experts(Quantized):
         }
         return shapes[name]
 
-    _function = "nvfp4_moe"
+    _function, _input, _first = "nvfp4_moe", "hidden_states", "w13_in_order"
 
     @property
     def _matrices(self) -> list[Matrix]:
@@ -279,9 +276,8 @@ class NVFP4Experts(Quantized):
         return [Matrix("w13", 2 * i, h), Matrix("w2", h, i)]
 
     @property
-    def _ops_with_copies(self) -> list[ferrule.Op]:
-        kinds = ("nvfp4", self.activation, False, False, "humming")
-        return [moe_op(*kinds, invariant) for invariant in (False, True)]
+    def _op_with_copies(self) -> ferrule.Op:
+        return moe_op("nvfp4", "silu", False, False, "humming")
 
     def _check_scales(self) -> None:
         humming.one_scale(self.w13_scale_2.reshape(self.num_experts, -1))
@@ -306,13 +302,12 @@ class NVFP4Experts(Quantized):
         if self.activations is not None:
             return self._w4a4(hidden_states, top_k_index, top_k_weights)
         if self.prepared:
-            self._check_call("hidden_states", hidden_states)
             sizes = self.hidden_size, self.intermediate_size
             op = humming_order.moe_op(*sizes, self.activation, humming.deterministic())
-            one = self.w13_scale_2 if self.w13_scale_2.ndim == 1 else self.w13_scale_2[:, 0]
-            w13 = self.w13_in_order, self.w13_scale_in_order, one
+            second = self.w13_scale_2.view(self.num_experts, -1)
+            w13 = self.w13_in_order, self.w13_scale_in_order, second
             w2 = self.w2_in_order, self.w2_scale_in_order, self.w2_scale_2
-            return op(hidden_states, top_k_weights, top_k_index, *w13, *w2)
+            return self._call(op, hidden_states, top_k_weights, top_k_index, *w13, *w2)
         w13 = self.w13_packed, self.w13_scale, self.w13_scale_2
         w2 = self.w2_packed, self.w2_scale, self.w2_scale_2
         if self.sharded:

@@ -29,6 +29,7 @@ class NVFP4ParallelExperts(NVFP4Experts):
 
     group: Any = None
     capacity: int | None = None
+    whole = False
 
     def _forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         call = hidden_states, top_k_weights, top_k_index
@@ -74,6 +75,8 @@ def expert_parallel(module: Any, group: Any = None, capacity: int | None = None)
             f"[expert_parallel] {type(module).__name__} has no NVFP4Experts; expected one at "
             "least. Load a checkpoint of a mixture first: ferrule.ops.nvfp4.load."
         )
+    for _, _, child in places:
+        child.check_whole("expert_parallel")
     made: dict[Any, Any] = {}  # one module may be in several places
     for parent, name, child in places:
         if child not in made:
