@@ -48,13 +48,14 @@ class Quantized(nn.Module):  # type: ignore[misc]
         packed: the names of these buffers; users may add others.
         sharded: whether they are DTensors, as `tensor_parallel` makes them.
         backend: that of the op, `nvfp4_linear` or `nvfp4_moe`, where activations is None; set it.
+        whole: whether all of the weights are in this process.
     """
 
     activations: str | None
     packed: tuple[str, ...] = ()
     sharded: bool = False
     backend: str | None = None
-    whole: bool = True  # all of the weights are in this process
+    whole: bool = True
 
     @property
     def prepared(self) -> bool:
