@@ -24,6 +24,13 @@ mx.eval(X)  # other threads cannot
 MANY = 10_000
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_what_is_new() -> None:
+    """Collections of garbage need not look at what other tests left, a million objects and more."""
+    gc.collect()
+    gc.freeze()
+
+
 class Wrong:
     """What a rule gives, of which references are counted."""
 
