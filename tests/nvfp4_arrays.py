@@ -53,6 +53,14 @@ def matrix(random: np.random.Generator, *shape: int, mode: str = "nvfp4") -> Pac
     )
 
 
+def any_bytes(random: np.random.Generator, layer: torch.nn.Module) -> None:
+    """Gives a layer all codes and scales there are, NaN and negative ones too."""
+    for name, buffer in layer.named_buffers():
+        if name.endswith(("_packed", "_scale")):
+            made = random.integers(0, 256, tuple(buffer.shape), dtype=np.uint8)
+            buffer.view(torch.uint8).copy_(torch.tensor(made))
+
+
 def normal(random: np.random.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.from_numpy(random.standard_normal(shape).astype(np.float32)).to(dtype)
 

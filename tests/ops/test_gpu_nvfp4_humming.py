@@ -13,7 +13,7 @@ from ferrule.ops import nvfp4
 
 torch = pytest.importorskip("torch")
 
-from nvfp4_arrays import exact, experts_of, layer_of, matrix, normal  # noqa: E402
+from nvfp4_arrays import any_bytes, exact, experts_of, layer_of, matrix, normal  # noqa: E402
 from torch_cuda import ON_GPU, captured, poison  # noqa: E402
 
 if not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)):
@@ -234,10 +234,7 @@ def test_experts_deterministic(deterministic: None) -> None:
 
 def prepared(layer: Any, random: Any) -> tuple[Any, dict[str, Any]]:
     """A layer with any bytes, and those, as they were before it was prepared."""
-    for name, buffer in layer.named_buffers():
-        if name.endswith(("_packed", "_scale")):
-            made = random.integers(0, 256, tuple(buffer.shape), dtype=np.uint8)
-            buffer.view(torch.uint8).copy_(torch.tensor(made))
+    any_bytes(random, layer)
     given = {name: value.cpu().clone() for name, value in layer.state_dict().items()}
     layer.backend = "humming"
     return layer.prepare(), given

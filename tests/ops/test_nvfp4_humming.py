@@ -22,7 +22,7 @@ from ferrule.ops import nvfp4
 from ferrule.ops.nvfp4 import humming, humming_order
 from ferrule.ops.nvfp4.linear import linear_op
 from humming_stand_in import Humming
-from nvfp4_arrays import exact, experts_of, layer_of, matrix, normal
+from nvfp4_arrays import any_bytes, exact, experts_of, layer_of, matrix, normal
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")]
 needs_gloo = pytest.mark.skipif(
@@ -380,14 +380,6 @@ def test_the_ops_are_checked_by_torch(package: Humming) -> None:
 
 def bytes_of(module: torch.nn.Module) -> int:
     return sum(x.nbytes for x in (*module.buffers(), *module.parameters()))
-
-
-def any_bytes(random: Any, module: torch.nn.Module) -> None:
-    """All codes and scales there are, NaN and negative ones too."""
-    for name, buffer in module.named_buffers():
-        if name.endswith(("_packed", "_scale")):
-            made = torch.tensor(random.integers(0, 256, tuple(buffer.shape), dtype=np.uint8))
-            buffer.view(torch.uint8).copy_(made)
 
 
 def same(found: Any, expected: Any) -> bool:

@@ -16,8 +16,6 @@ import ferrule
 
 from . import humming, humming_order
 
-SUFFIXES = "_in_order", "_scale_in_order"  # of the names of buffers
-
 
 class Matrix(NamedTuple):
     """A matrix of a layer, or one for each expert.
@@ -37,7 +35,7 @@ class Matrix(NamedTuple):
 
     @property
     def in_order(self) -> tuple[str, str]:
-        return f"{self.name}{SUFFIXES[0]}", f"{self.name}{SUFFIXES[1]}"
+        return f"{self.name}_in_order", f"{self.name}_scale_in_order"
 
 
 class Quantized(nn.Module):  # type: ignore[misc]
@@ -83,13 +81,13 @@ class Quantized(nn.Module):  # type: ignore[misc]
             KernelError: there is no kernel for a matrix, its GPU, or its second scales; the layer
                 is sharded, or one of `expert_parallel`. It is as it was.
         """
-        with torch.inference_mode(False), torch.no_grad():
-            if self.backend != "humming" or self.activations is not None:
-                self._put_back()
-            elif all(self._buffers[name].numel() for name in self.packed):
-                self._put_in_order()
+        if self.backend != "humming" or self.activations is not None:
+            self._put_back()
+        elif all(self._buffers[name].numel() for name in self.packed):
+            self._put_in_order()
         return self
 
+    @torch.inference_mode(False)  # type: ignore[untyped-decorator]
     def _put_in_order(self) -> None:
         function = self._function
         if self.sharded or not self.whole:
@@ -111,6 +109,7 @@ class Quantized(nn.Module):  # type: ignore[misc]
             self._put_back()
             raise
 
+    @torch.inference_mode(False)  # type: ignore[untyped-decorator]
     def _put_back(self) -> None:
         """The checkpoint's bytes in the place of those in order."""
         found = {matrix: self._as_in_checkpoints(matrix) for matrix in self._in_order}
@@ -275,8 +274,7 @@ class Quantized(nn.Module):  # type: ignore[misc]
         names = (name for matrix in self._in_order for name in matrix.names)
         prepared = any(prefix + name in state_dict for name in names)
         if prepared:
-            with torch.inference_mode(False), torch.no_grad():
-                self._put_back()
+            self._put_back()
         taken, refused = dict(state_dict), []
         for name in self.packed:
             own, key = self._buffers[name], prefix + name

@@ -15,7 +15,7 @@ import torch
 import ferrule
 
 from . import arguments, humming
-from .linear import turned
+from .linear import no_derivative, turned
 from .moe import Parts
 from .quantizing import GROUP
 
@@ -174,7 +174,7 @@ _MATRICES = (
     "w2[E,F,G]:int32, w2_scale[E,L,O]:float8_e4m3fn, w2_scale_2[E]:float32"
 )
 _FLOATS = "T in (float16, bfloat16)"
-_ONE = "E_size == 1, "
+_ONE_SCALE = f"E_size == 1, {_FLOATS}"
 _SLOTS = "weights[M,Q]:V, ids[M,Q]:J"
 _OF_SLOTS = "V in (float32, float16, bfloat16, float64), J in (int32, int64)"
 
@@ -184,7 +184,7 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
     """``x, weight, scale, w_scale_2, bias? -> y`` of a matrix of such sizes."""
     op = ferrule.adopt(
         "nvfp4_linear_in_order",
-        f"x[*S,{k}]:T, {_MATRIX}{f', bias[{n}]:T' * biased} -> y[*S,{n}]:T where {_ONE}{_FLOATS}",
+        f"x[*S,{k}]:T, {_MATRIX}{f', bias[{n}]:T' * biased} -> y[*S,{n}]:T where {_ONE_SCALE}",
         run=humming.product(invariant),
         state=humming.STATE,
         version=f"1, invariant: {invariant}",
@@ -192,7 +192,7 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         if any(wanted[1:4]):
-            raise _no_derivative("nvfp4_linear", "x and bias")
+            raise no_derivative("nvfp4_linear")
         gradients: list[Any]
         (c,), gradients = cotangents, [None] * len(primals)
         if wanted[0]:
@@ -203,18 +203,18 @@ def linear_op(n: int, k: int, biased: bool, invariant: bool) -> ferrule.Op:
 
     def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
         if any(tangent is not None for tangent in tangents[1:4]):
-            raise _no_derivative("nvfp4_linear", "x and bias")
+            raise no_derivative("nvfp4_linear")
         made = torch.zeros_like(outputs[0])
         if tangents[0] is not None:
             made = linear_op(n, k, False, invariant)(tangents[0], *primals[1:4])
         return (made if len(tangents) < 5 or tangents[4] is None else made + tangents[4],)
 
-    def explain(error: Exception, x: Any, weight: Any, scale: Any, *last: Any) -> None:
-        w = _shown(weight, n, k)
-        given = dict(zip(("w_scale_2", "bias"), (*last, None), strict=False))
-        arguments.explain(
-            error, "nvfp4_linear", {"x": x, "w_packed": w[0], "w_scale": w[1]} | given
-        )
+    def explain(
+        error: Exception, x: Any, weight: Any, scale: Any, w_scale_2: Any, bias: Any = None
+    ) -> None:
+        w_packed, w_scale = _shown(weight, n, k)
+        given = {"x": x, "w_packed": w_packed, "w_scale": w_scale}
+        arguments.explain(error, "nvfp4_linear", given | {"w_scale_2": w_scale_2, "bias": bias})
 
     op.def_vjp(vjp, version=1)
     op.def_jvp(jvp, version=1)
@@ -232,10 +232,10 @@ def _turned_op(n: int, k: int) -> ferrule.Op:
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         if any(wanted[1:]):
-            raise _no_derivative("nvfp4_linear", "x and bias")
+            raise no_derivative("nvfp4_linear")
         return [linear_op(n, k, False, False)(*cotangents, *primals[1:]), None, None, None]
 
-    rule = f"c[*S,{n}]:T, {_MATRIX} -> x[*S,{k}]:T where {_ONE}{_FLOATS}"
+    rule = f"c[*S,{n}]:T, {_MATRIX} -> x[*S,{k}]:T where {_ONE_SCALE}"
     op = ferrule.adopt("nvfp4_linear_in_order_x", rule, run=run, version=1)
     op.def_vjp(vjp, version=1)
     return op
@@ -275,7 +275,7 @@ def moe_op(hidden: int, width: int, activation: str, invariant: bool) -> ferrule
 
     def vjp(primals: Any, cotangents: Any, outputs: Any, wanted: Any) -> Any:
         if any(wanted[2:]):
-            raise _no_derivative("nvfp4_moe", "hidden_states and topk_weights")
+            raise Parts("nvfp4", activation, False).no_derivative
         found = _moe_vjp_op(hidden, width, activation)(*cotangents, *primals)
         return [*found, *[None] * (len(primals) - 2)]
 
@@ -314,10 +314,3 @@ def _shown(weight: Any, n: int, k: int) -> tuple[Any, Any]:
     byte = weight.new_empty((), dtype=torch.uint8)
     sizes = [(*weight.shape[:-2], n, k // of) for of in (2, GROUP)]
     return byte.expand(sizes[0]), byte.view(torch.float8_e4m3fn).expand(sizes[1])
-
-
-def _no_derivative(function: str, others: str) -> ferrule.KernelError:
-    return ferrule.KernelError(
-        f"[{function}] there is no derivative with respect to matrices and their scales. "
-        f"Differentiate with respect to {others}."
-    )

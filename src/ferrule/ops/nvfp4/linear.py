@@ -255,7 +255,7 @@ def linear_op(
         gradients: list[Any] = [None] * len(primals)
         (c,) = cotangents
         if mode == "nvfp4" and wanted[3]:
-            raise _no_derivative(op.name)
+            raise no_derivative(op.name)
         if wanted[0]:
             gradients[0] = turned(mode, by_row, c, *primals[1 : 3 + rule.has_factor])
         if biased and wanted[-1]:
@@ -264,7 +264,7 @@ def linear_op(
 
     def jvp(primals: Any, tangents: Any, outputs: Any) -> Any:
         if mode == "nvfp4" and tangents[3] is not None:
-            raise _no_derivative(op.name)
+            raise no_derivative(op.name)
         if tangents[0] is None:
             tangent = library(outputs[0]).zeros_like(outputs[0])
         else:
@@ -278,7 +278,7 @@ def linear_op(
     return op
 
 
-def _no_derivative(op: str) -> ferrule.KernelError:
+def no_derivative(op: str) -> ferrule.KernelError:
     return ferrule.KernelError(
         f"[op] op {op!r} has no derivative with respect to 'w_scale_2'. Differentiate with respect "
         "to x and bias, and give w_scale_2 as a buffer, not a parameter."

@@ -366,7 +366,7 @@ class Parts(NamedTuple):
             KernelError: another is asked for.
         """
         if any(wanted[2:]):
-            raise self._no_derivative
+            raise self.no_derivative
         x, weights = primals[:2]
         slots, matrices, weight, gate, up = self._first(primals)
         w13, scale13, second13, w2, scale2, second2 = matrices
@@ -401,7 +401,7 @@ class Parts(NamedTuple):
             KernelError: another input has one.
         """
         if any(tangent is not None for tangent in tangents[2:]):
-            raise self._no_derivative
+            raise self.no_derivative
         slots, matrices, weight, gate, up = self._first(primals)
         of_weight = weight * 0 if tangents[1] is None else slots.of_slots(tangents[1])
         if tangents[0] is None:
@@ -421,7 +421,7 @@ class Parts(NamedTuple):
         return (cast(slots.by_token(rows).sum(1), primals[0].dtype),)
 
     @property
-    def _no_derivative(self) -> ferrule.KernelError:
+    def no_derivative(self) -> ferrule.KernelError:
         return ferrule.KernelError(
             f"[op] op '{self.mode}_moe' has no derivative with respect to matrices and their "
             "scales. Differentiate with respect to hidden_states and topk_weights, and give the "

@@ -62,6 +62,9 @@ def expert_parallel(module: Any, group: Any = None, capacity: int | None = None)
             none in the module.
     """
     group = group_of("expert_parallel", group)
+    for child in module.modules():
+        if isinstance(child, NVFP4Experts):
+            child.check_whole("expert_parallel")
     places = [
         (parent, name, child)
         for parent in module.modules()
@@ -75,8 +78,6 @@ def expert_parallel(module: Any, group: Any = None, capacity: int | None = None)
             f"[expert_parallel] {type(module).__name__} has no NVFP4Experts; expected one at "
             "least. Load a checkpoint of a mixture first: ferrule.ops.nvfp4.load."
         )
-    for _, _, child in places:
-        child.check_whole("expert_parallel")
     made: dict[Any, Any] = {}  # one module may be in several places
     for parent, name, child in places:
         if child not in made:
@@ -91,7 +92,6 @@ def _own_experts(experts: NVFP4Experts, group: Any, capacity: int | None) -> NVF
     Raises:
         KernelError: they cannot be shared out.
     """
-    experts.check_whole("expert_parallel")
     count, processes = experts.num_experts, group.size()
     refused = experts.activations is not None or experts.sharded
     if refused or isinstance(experts, NVFP4ParallelExperts) or count % processes:
