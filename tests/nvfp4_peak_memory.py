@@ -70,9 +70,10 @@ def main(folder: Path) -> None:
     ended, most = threading.Event(), [0]
 
     def watch() -> None:
-        while not ended.is_set():
+        over = False
+        while not over:  # the last look is behind the end
+            over = ended.wait(0.0005)
             most[0] = max(most[0], anonymous())
-            ended.wait(0.0005)
 
     before = anonymous()
     watcher = threading.Thread(target=watch)

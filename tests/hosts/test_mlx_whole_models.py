@@ -213,11 +213,15 @@ def test_what_stops_them(call: Callable[[mx.array], mx.array], words: str, insta
             mx.eval(compiled(x), compiled(longer))
         return
     assert mx.allclose(compiled(x), call(x), atol=1e-4)
-    try:
+
+    def wrong(longer: mx.array) -> bool:
         found = compiled(longer)
         mx.eval(found)
+        wanted = call(longer)
+        return found.shape != wanted.shape or not mx.allclose(found, wanted, atol=1e-2)
+
+    try:
+        # Of the same numbers MLX gives, now and then, what is right: by chance, so several times.
+        assert any(wrong(mx.random.normal(longer.shape)) for _ in range(10))
     except ValueError as error:
         assert "broadcast" in str(error)  # of a mask with what is masked
-        return
-    wanted = call(longer)
-    assert found.shape != wanted.shape or not mx.allclose(found, wanted, atol=1e-2)
