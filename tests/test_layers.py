@@ -45,9 +45,11 @@ MAY_IMPORT = {
     "ops.nvfp4": "door ops numpy torch mlx safetensors rich humming",  # these when used
     "ops.door": "ops ops.nvfp4",
     "compat": "nouns hosts hosts.torch torch",
-    "door": "nouns tools devices devices.cpu devices.cuda hosts kernels operators hosts.torch "
+    "check": "nouns tools rules source source.cuda devices devices.cpu hosts kernels operators "
+    "numpy elftools",
+    "door": "check nouns tools devices devices.cpu devices.cuda hosts kernels operators hosts.torch "
     "hosts.mlx",
-    "cli": "nouns tools rules devices operators door numpy torch matplotlib PIL click rich "
+    "cli": "check nouns tools rules devices operators door numpy torch matplotlib PIL click rich "
     "ferrule_bench _ferrule_mlx",
 }
 ROOM_OF = {

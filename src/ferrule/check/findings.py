@@ -1,0 +1,65 @@
+"""What a checked run finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# In the order of docs/check.md.
+KINDS = (
+    "bounds",
+    "race",
+    "uninitialised",
+    "unwritten",
+    "divergence",
+    "lanes",
+    "nan",
+    "arithmetic",
+    "alias",
+    "coverage",
+)
+
+Position = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a kernel, at one line of its text.
+
+    Attributes:
+        kind: one of `KINDS`.
+        kernel: the kernel's or the op's name.
+        line: counts from 1 in the author's body, or in its header (see ``where``). A race's is
+            the access that came later. None where no line is to blame.
+        text: that line, as the author wrote it.
+        thread: its position in the threadgroup; None where no thread is to blame.
+        threadgroup: the threadgroup's position in the grid.
+        message: what happened, with names, shapes, indices and values.
+        hint: what usually mends it.
+        count: how often it happened in the launches that were watched.
+        column: counts from 1 in ``text``; None where it is not known.
+        where: ``"source"`` for the body, ``"header"``.
+        other_line: a race's earlier access; where others wait, of a divergence.
+        other_thread: whose that was.
+        other_threadgroup: and where in the grid.
+        file: the Python file in which the text stands, where it could be found.
+        file_line: the line there.
+        launch: grid, threadgroup, and the arrays with their dtypes and shapes.
+    """
+
+    kind: str
+    kernel: str
+    line: int | None
+    text: str
+    thread: Position | None
+    threadgroup: Position | None
+    message: str
+    hint: str
+    count: int = 1
+    column: int | None = None
+    where: str = "source"
+    other_line: int | None = None
+    other_thread: Position | None = None
+    other_threadgroup: Position | None = None
+    file: str | None = None
+    file_line: int | None = None
+    launch: str = ""
