@@ -47,8 +47,8 @@ MAY_IMPORT = {
     "compat": "nouns hosts hosts.torch torch",
     "check": "nouns tools rules source source.cuda devices devices.cpu hosts kernels operators "
     "numpy elftools",
-    "door": "check nouns tools devices devices.cpu devices.cuda hosts kernels operators hosts.torch "
-    "hosts.mlx",
+    "door": "check nouns tools devices devices.cpu devices.cuda hosts kernels operators "
+    "hosts.torch hosts.mlx",
     "cli": "check nouns tools rules devices operators door numpy torch matplotlib PIL click rich "
     "ferrule_bench _ferrule_mlx",
 }
