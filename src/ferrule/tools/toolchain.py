@@ -11,8 +11,9 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .. import _env, cache
 from ..errors import CompilerFailed, ToolchainError
@@ -47,6 +48,9 @@ _STEERING = (
     "NIX_CFLAGS_COMPILE",
     "NIX_LDFLAGS",
 )
+
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,12 @@ class Compiler:
             CompilerFailed: the compiler refused the text.
             ToolchainError: it could not be run, crashed, took too long or printed without end.
         """
-        common = ["-shared", "-fPIC", "-fdiagnostics-color=never", *flags]
-        return self._in_standard(source, common, "kernel.so", timeout, waiting)[0]
+        text = _encoded(source)
+        if waiting is None and self.kind == "zig":
+            waiting = Waiting("zig builds its C++ library before it first compiles", 60)
+        return self._in_standard(
+            ["-shared", *flags], lambda options: self._compile(text, options, timeout, waiting)
+        )
 
     def object(
         self, source: str, *, flags: Sequence[str] = (), timeout: float = 120.0
@@ -112,8 +120,12 @@ class Compiler:
         Raises:
             CompilerFailed, ToolchainError: as `compile` does.
         """
-        common = ["-c", "-fPIC", "-fdiagnostics-color=never", *flags]
-        return self._in_standard(source, common, "kernel.o", timeout, None)
+        files = {"kernel.cpp": _encoded(source)}
+
+        def make(options: list[str]) -> tuple[bytes, str]:
+            return self._made(files, [*options, "kernel.cpp"], "kernel.o", timeout, None)
+
+        return self._in_standard(["-c", *flags], make)
 
     def link(self, objects: Sequence[bytes], *, timeout: float = 120.0) -> bytes:
         """Links object files to a shared library, with no other flags than that takes.
@@ -125,22 +137,17 @@ class Compiler:
         flags = ["-shared", "-fPIC", *names]
         return self._made(names, flags, "kernel.so", timeout, None)[0]
 
-    def _in_standard(
-        self, source: str, flags: list[str], output: str, timeout: float, waiting: Waiting | None
-    ) -> tuple[bytes, str]:
-        """What a text becomes as C++20, however the compiler calls that."""
-        files = {"kernel.cpp": source.encode("utf-8", "backslashreplace")}
-        flags = [*flags, "kernel.cpp"]
-        if waiting is None and self.kind == "zig":
-            waiting = Waiting("zig builds its C++ library before it first compiles", 60)
+    def _in_standard(self, flags: list[str], make: Callable[[list[str]], _Made]) -> _Made:
+        """What is made with the flag for C++20, however the compiler calls that."""
+        common = ["-fPIC", "-fdiagnostics-color=never", *flags]
         if self.kind == "gcc":
             # Otherwise libraries of one process share the static variables of their templates.
-            flags.insert(0, "-fno-gnu-unique")
+            common.insert(0, "-fno-gnu-unique")
         if any(flag.startswith("-std=") for flag in flags):
-            return self._made(files, flags, output, timeout, waiting)
+            return make(common)
         for standard in _STANDARDS:
             try:
-                return self._made(files, [standard, *flags], output, timeout, waiting)
+                return make([standard, *common])
             except CompilerFailed as failed:
                 if not _refuses_standard(failed.log, standard):
                     raise
@@ -148,6 +155,12 @@ class Compiler:
             f"{self.path} ({self.kind} {self.version}) does not know C++20, which kernels need. "
             f"g++ 10, clang 10 and newer do. {remedy()}"
         )
+
+    def _compile(
+        self, text: bytes, flags: list[str], timeout: float, waiting: Waiting | None
+    ) -> bytes:
+        argv = [*flags, "kernel.cpp"]
+        return self._made({"kernel.cpp": text}, argv, "kernel.so", timeout, waiting)[0]
 
     def _made(
         self,
@@ -168,8 +181,12 @@ class Compiler:
             with contextlib.suppress(OSError), open(os.path.join(folder, output), "rb") as file:
                 made = file.read()
         if not made:
-            raise ToolchainError(f"{self.path} reported success but left no file.{quoted(log)}")
+            raise ToolchainError(f"{self.path} reported success but left no library.{quoted(log)}")
         return made, log
+
+
+def _encoded(source: str) -> bytes:
+    return source.encode("utf-8", "backslashreplace")
 
 
 def _refuses_standard(log: str, flag: str) -> bool:
