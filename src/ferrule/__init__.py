@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+from . import _env as _environment
 from . import moved as _moved
 from . import registry as _registry
 from .dtypes import (
@@ -195,3 +196,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if (_setting := _environment.checked()) is not None:
+    importlib.import_module(".check.at_exit", __name__).start(_setting)
