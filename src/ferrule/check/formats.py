@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
@@ -163,7 +164,7 @@ def _uri(file: str) -> str:
     """A reference to a file: relative where it lies in the current folder."""
     shown = shown_path(file)
     path = Path(shown)
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
 
 
 # -- GitHub ----------------------------------------------------------------------------------------
