@@ -46,11 +46,11 @@ MAY_IMPORT = {
     "ops.door": "ops ops.nvfp4",
     "compat": "nouns hosts hosts.torch torch",
     "check": "nouns tools rules source source.cuda devices devices.cpu hosts kernels operators "
-    "numpy elftools",
+    "numpy elftools click",
     "door": "check nouns tools devices devices.cpu devices.cuda hosts kernels operators "
     "hosts.torch hosts.mlx",
     "cli": "check nouns tools rules devices operators door numpy torch matplotlib PIL click rich "
-    "ferrule_bench _ferrule_mlx",
+    "ferrule_bench _ferrule_mlx pytest",
 }
 ROOM_OF = {
     "ferrule": "door",

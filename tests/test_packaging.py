@@ -77,7 +77,8 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
         for path in PACKAGE.rglob(pattern)
     }
     assert {name.split("/")[0] for name in names} == {
-        "ferrule", "ferrule-0.1.0.dist-info", "_ferrule_mlx.py", "ferrule-mlx.pth",
+        "ferrule", "ferrule-0.1.0.dist-info", "_ferrule_mlx.py", "_ferrule_pytest.py",
+        "ferrule-mlx.pth",
     }  # fmt: skip
     if sys.platform == "linux" and importlib.util.find_spec("mlx"):
         check_start(site)
@@ -201,6 +202,7 @@ def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
     users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
     of_extras = {
+        "cli/check_pytest.py": {"pytest"},  # which its user has
         "cli/demo.py": DEMO,
         "ops/nvfp4/checkpoint.py": NVFP4,
         "ops/nvfp4/humming.py": HUMMING,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+from . import _env as _environment
 from . import moved as _moved
 from . import registry as _registry
 from .dtypes import (
@@ -55,6 +56,8 @@ _moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
+    from .check.checking import checking as checking
+    from .check.findings import Finding as Finding
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -108,6 +111,8 @@ _LAZY = {
     "import_function": "hosts.mlx.reading",
     "adopt": "operators.adopt",
     "set_compiler": "tools.toolchain",
+    "checking": "check.checking",
+    "Finding": "check.findings",
 }
 
 __all__ = [
@@ -122,6 +127,7 @@ __all__ = [
     "Family",
     "FerruleError",
     "FerruleWarning",
+    "Finding",
     "KernelError",
     "KernelTypeError",
     "MetalKernel",
@@ -134,6 +140,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "check_grad",
+    "checking",
     "choices",
     "compare",
     "complex64",
@@ -195,3 +202,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if (_setting := _environment.checked()) is not None:
+    importlib.import_module(".check.at_exit", __name__).start(_setting)

@@ -4,13 +4,15 @@ Each variable has an argument or a function that does the same; ``ferrule doctor
 
 ==================  =====================================================================
 FERRULE_CACHE_DIR   folder of the disk cache (``ferrule.cache.Cache(path)``)
+FERRULE_CHECK       1, or a JSON file to write: kernels run checked (``ferrule.checking()``)
 FERRULE_CXX         C++ compiler for the CPU (``ferrule.set_compiler(path)``)
 FERRULE_MLX         1: kernels of packages for MLX run (``ferrule.install_mlx()``)
 FERRULE_THREADS     threads that run CPU kernels (``ferrule.set_threads(n)``)
 ==================  =====================================================================
 
 FERRULE_MLX is read when Python starts, by one line of text in site-packages (``setup.py`` writes
-it), so that ferrule need not be imported to find it unset.
+it), so that ferrule need not be imported to find it unset. NO_COLOR is everybody's: reports have no
+colours then.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import os
 import sys
 
 CACHE_DIR = "FERRULE_CACHE_DIR"
+CHECK = "FERRULE_CHECK"
 CXX = "FERRULE_CXX"
 MLX = "FERRULE_MLX"
 THREADS = "FERRULE_THREADS"
-NAMES = (CACHE_DIR, CXX, MLX, THREADS)
+NAMES = (CACHE_DIR, CHECK, CXX, MLX, THREADS)
 
 
 def get(name: str) -> str | None:
@@ -30,6 +33,17 @@ def get(name: str) -> str | None:
     if name not in NAMES:
         raise KeyError(name)
     return os.environ.get(name) or None
+
+
+def checked() -> str | None:
+    """What FERRULE_CHECK asks for: None for nothing, as ``0`` does."""
+    setting = get(CHECK)
+    return None if setting == "0" else setting
+
+
+def no_color() -> bool:
+    """Whether the user wants no colours."""
+    return bool(os.environ.get("NO_COLOR"))
 
 
 def install_mlx_in_children() -> None:

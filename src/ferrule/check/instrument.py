@@ -112,10 +112,6 @@ def _runtime_text() -> str:
 
 def _runtime(compiler: toolchain.Compiler) -> bytes:
     """The object file of watch.cpp."""
-    text = _runtime_text()
-    key = cache.digest(
-        "checked runtime", SCHEMA, compiler.identity, toolchain.isa_identity(), *_RUNTIME_FLAGS, text
-    )
-    return cache.default().get_or_make(
-        key, lambda: compiler.object(text, flags=_RUNTIME_FLAGS)[0]
-    )
+    text, identity = _runtime_text(), (compiler.identity, toolchain.isa_identity())
+    key = cache.digest("checked runtime", SCHEMA, *identity, *_RUNTIME_FLAGS, text)
+    return cache.default().get_or_make(key, lambda: compiler.object(text, flags=_RUNTIME_FLAGS)[0])

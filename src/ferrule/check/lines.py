@@ -1,4 +1,4 @@
-"""From an address in machine code to the author's line: reads what the compiler left in the library."""
+"""From an address in machine code to the author's line, by what the compiler left in the library."""
 
 from __future__ import annotations
 
@@ -53,17 +53,19 @@ class Lines:
             return None
         inside = [call for call in self._calls if call[0] <= at < call[1]]
         inside.sort(key=lambda call: call[1] - call[0])
-        _, *innermost = self._rows[max(bisect_right(self._starts, at) - 1, 0)]
-        for file, line, column in [innermost, *(call[2:] for call in inside)]:
-            place = place_of(str(file), int(line), int(column))
+        for file, line, column in [self._innermost(at), *(call[2:] for call in inside)]:
+            place = place_of(file, line, column)
             if place is not None:
                 return place
         return None
 
     def direct(self, address: int) -> bool:
         """Whether the author's own text is there, and nothing that was inlined into it."""
-        row = self._rows[max(bisect_right(self._starts, address - 1) - 1, 0)] if self._rows else None
-        return row is not None and place_of(row[1], row[2], row[3]) is not None
+        return bool(self._rows) and place_of(*self._innermost(address - 1)) is not None
+
+    def _innermost(self, at: int) -> tuple[str, int, int]:
+        _, *place = self._rows[max(bisect_right(self._starts, at) - 1, 0)]
+        return place[0], place[1], place[2]
 
     def _read(self, dwarf: Any) -> None:
         ranges = dwarf.range_lists()

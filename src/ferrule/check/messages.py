@@ -33,6 +33,9 @@ _KIND = {
 }
 
 
+_NONE = Watched("", None, None, 1, 0)
+
+
 class Words(NamedTuple):
     """What is said of an event."""
 
@@ -44,7 +47,7 @@ class Words(NamedTuple):
 def words(event: Event, result: Result, launch: Launch) -> Words:
     """The words for an event."""
     kind = KINDS[event.kind]
-    array = result.arrays[event.array] if event.array >= 0 else None
+    array = result.arrays[event.array] if event.array >= 0 else _NONE
     message, hint = _WORDS[kind](event, array, launch)
     return Words(_KIND[kind], message, hint)
 
@@ -88,8 +91,7 @@ def element(array: Watched, offset: int) -> str:
     return f"{array.name}[{(offset + array.shift) // array.item}] (at {tuple(subscripts[::-1])})"
 
 
-def _bounds(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
-    assert array is not None
+def _bounds(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     does = "reads" if KINDS[event.kind] == "BOUNDS_READ" else "writes"
     count, number = array.bytes // array.item, event.index // array.item
     if event.index < 0:
@@ -115,7 +117,7 @@ def _elements(count: int) -> str:
     return "1 element" if count == 1 else f"{count:,} elements"
 
 
-def _wild(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _wild(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     address = event.value[0]
     what = "a null pointer" if address < 1 << 16 else f"address {address:#x}, far from every array"
     return (
@@ -124,7 +126,7 @@ def _wild(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str
     )
 
 
-def _private(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _private(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     kind = event.text.decode().strip("'")
     index = _signed(event.value[0])
     return (
@@ -133,11 +135,9 @@ def _private(event: Event, array: Watched | None, launch: Launch) -> tuple[str, 
     )
 
 
-def _race(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
-    assert array is not None
+def _race(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     later = "writes" if event.value[0] & 1 else "reads"
     earlier = "wrote" if event.value[0] & 2 else "read"
-    thread, group = position(event.thread, event.group, launch)
     other, other_group = position(event.other_thread, event.other_group, launch)
     name = element(array, event.index)
     if event.value[1]:
@@ -162,15 +162,14 @@ def _race(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str
     return message, hint
 
 
-def _uninitialised(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
-    assert array is not None
+def _uninitialised(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     message = f"reads {element(array, event.index)}, which nothing has written."
     if array.shape is None:
         return message, "Threadgroup memory begins with any values: write all of it first."
     return message, "Outputs begin with any values: pass init_value, or write before reading."
 
 
-def _divergence(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _divergence(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     other, _ = position(event.other_thread, event.other_group, launch)
     if event.value[0]:
         message = f"threads wait at this barrier, which thread {other} does not reach: it returned."
@@ -182,14 +181,14 @@ def _divergence(event: Event, array: Watched | None, launch: Launch) -> tuple[st
     )
 
 
-def _gave_up(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _gave_up(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     return (
         "had not ended when the time was up.",
         "A loop waits for what another thread or threadgroup would write, or has no end.",
     )
 
 
-def _lane(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _lane(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     lane, lanes = event.value[0], event.value[1]
     there = f"lane {lane}" if lane < lanes else f"lane {lane}, and there are {lanes} lanes"
     why = ", which takes no part" if lane < lanes else ""
@@ -200,8 +199,7 @@ def _lane(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str
     )
 
 
-def _not_finite(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
-    assert array is not None
+def _not_finite(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     bits, size = event.value[0], event.size
     if size == 8:
         (value,) = struct.unpack("=d", struct.pack("=Q", bits))
@@ -220,7 +218,7 @@ def _not_finite(event: Event, array: Watched | None, launch: Launch) -> tuple[st
     )
 
 
-def _overflow(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _overflow(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     a, b, operator = _signed(event.value[0]), _signed(event.value[1]), event.text.decode()
     what = f"-({a})" if operator == "negative" else f"{a} {operator} {b}"
     return (
@@ -229,20 +227,20 @@ def _overflow(event: Event, array: Watched | None, launch: Launch) -> tuple[str,
     )
 
 
-def _division(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _division(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     a, b = _signed(event.value[0]), _signed(event.value[1])
     why = "divides by zero" if b == 0 else "does not fit into its type"
     return f"{a} / {b} {why}.", "Guard the division."
 
 
-def _shift(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _shift(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     return (
         f"shifts a value of {event.value[0]} bits by {_signed(event.value[1])}.",
         "Metal takes the count modulo the number of bits; other languages leave it open.",
     )
 
 
-def _half(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _half(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     (value,) = struct.unpack("=f", struct.pack("=I", event.value[0] & 0xFFFFFFFF))
     return (
         f"{value:g} becomes infinite as half, whose largest number is 65504.",
@@ -250,10 +248,10 @@ def _half(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str
     )
 
 
-def _misaligned(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _misaligned(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     kind, alignment = event.text.decode().strip("'"), event.value[1]
     where = f"address {event.value[0]:#x}"
-    if array is not None:
+    if array.name:
         where = f"byte {event.index} of {shown(array)}"
     return (
         f"accesses a {kind} at {where}, which is no multiple of {alignment}; the thread was ended "
@@ -262,15 +260,14 @@ def _misaligned(event: Event, array: Watched | None, launch: Launch) -> tuple[st
     )
 
 
-def _write_to_input(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
-    assert array is not None
+def _write_to_input(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     return (
         f"writes {element(array, event.index)}, which is an input.",
         "Inputs are const: others may share their memory. Write to an output.",
     )
 
 
-def _assertion(event: Event, array: Watched | None, launch: Launch) -> tuple[str, str]:
+def _assertion(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     left, right = struct.unpack("=2d", struct.pack("=2Q", *event.value))
     values = "" if math.isnan(left) else f" ({left:g} and {right:g})"
     return f"assert({event.text.decode()}) fails{values}.", "The author's own condition."

@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -194,22 +194,22 @@ def run(
                 entry.floats = _FLOATS.get(array.dtype.name, 0)
         block = _Block(spec, inputs, outputs, launch, groups)
         watch = kernel.library
+        known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
             options.races, options.uninitialised, options.floats, options.same_values,
-            options.reversed, *_not_finite(inputs, [y for y, known in zip(outputs, filled, strict=True) if known]),
+            options.reversed, *_not_finite(known),
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
-        watch.fr_watch_open.argtypes = None
         count = ctypes.c_uint(len(arrays))
-        if not watch.fr_watch_open(
-            table, count, ctypes.byref(wanted), ctypes.c_uint64(len(units))
-        ):
+        if not watch.fr_watch_open(table, count, ctypes.byref(wanted), ctypes.c_uint64(len(units))):
             raise DeviceError(
                 f"{launch.of(spec.kernel)}: there is no address space to check it in; a limit on "
                 "virtual memory (ulimit -v) may be set."
             )
         try:
-            block.fill([entry.address - a.shift for entry, (a, *_) in zip(table, arrays, strict=False)])
+            block.fill(
+                [entry.address - a.shift for entry, (a, *_) in zip(table, arrays, strict=False)]
+            )
             for i, (address, size) in copies.items():
                 ctypes.memmove(table[i].address, address, size)
             status = _start(watch, block, units, options.seconds)
@@ -246,20 +246,22 @@ def _arrays(
     for name, fact in zip(spec.kernel.input_names, inputs, strict=True):
         rank = len(fact.shape)
         for part, item in (("shape", 4), ("strides", 8)):
-            arrays.append((Watched(f"{name}_{part}", (rank,), None, item, rank * item), False, True))
+            arrays.append(
+                (Watched(f"{name}_{part}", (rank,), None, item, rank * item), False, True)
+            )
     return arrays, copies
 
 
-def _not_finite(*groups: Sequence[Facts]) -> tuple[bool, bool]:
+def _not_finite(facts: Sequence[Facts]) -> tuple[bool, bool]:
     """Whether arrays have infinities, and NaN, before the launch."""
     infinite = nan = False
-    for fact in (fact for facts in groups for fact in facts):
+    for fact in facts:
         if fact.dtype.kind not in "fc" or fact.dtype.name.startswith("float8") or not fact.size:
             continue
         first, count = extent(fact.shape, fact.strides)
         item = fact.dtype.itemsize
         memory = (ctypes.c_char * (count * item)).from_address(fact.pointer + first * item)
-        values = np.frombuffer(memory, dtype=fact.dtype.numpy)
+        values = np.frombuffer(memoryview(memory), dtype=fact.dtype.numpy)
         if fact.dtype.name == "bfloat16":
             values = values.astype(np.float32)
         infinite = infinite or bool(np.isinf(values).any())
@@ -296,7 +298,10 @@ class _Block:
         for i, fact in enumerate(self._inputs):
             shape, strides = addresses[m + 2 * i], addresses[m + 2 * i + 1]
             self._words[9 + m + i], self._words[9 + m + n + i] = shape, strides
-            for at, values, dtype in ((shape, fact.shape, np.int32), (strides, fact.strides, np.int64)):
+            for at, values, dtype in (
+                (shape, fact.shape, np.int32),
+                (strides, fact.strides, np.int64),
+            ):
                 if values:
                     bytes_ = np.array(values, dtype).tobytes()
                     ctypes.memmove(at, bytes_, len(bytes_))

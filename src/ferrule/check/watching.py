@@ -6,18 +6,18 @@ import ctypes
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from ..devices.protocol import Native
-from ..errors import DeviceError
 from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec, extent
 from . import texts, watched
+from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
 from .instrument import Instrumented, instrumented
 from .lines import Place
 from .messages import position, shown, words
+from .select import Selection, is_suppressed, suppressed
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
@@ -76,21 +76,25 @@ class Watch:
         options: what is looked for.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, wanted: Selection) -> None:
         self.findings = Findings()
         self.options = options
+        self._wanted = wanted
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> None:
-        """Run a launch, watched."""
+    ) -> bool:
+        """Run a launch, watched; False of a kernel that nobody wants to be."""
+        name = spec.kernel.name
+        if not any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS):
+            return False
         if 0 in launch.grid:
-            return
+            return True
         kernel = instrumented(spec)
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
         found = _Reader(spec, kernel, inputs, outputs, launch, result)
         self.findings.launches += 1
-        self.findings.include(spec.kernel, found.findings(self.options))
+        self.findings.include(spec.kernel, self._chosen(spec.kernel, found.findings()))
         if result.ran < result.groups:
             self.findings.note(
                 f"kernel {spec.kernel.name!r}: {result.ran:,} of {result.groups:,} threadgroups "
@@ -98,11 +102,27 @@ class Watch:
             )
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
+        return True
+
+    def _chosen(self, kernel: Kernel, findings: Iterable[Finding]) -> list[Finding]:
+        """Those that are wanted, and that no comment of the author's suppresses."""
+        comments = {
+            where: suppressed(text, kernel=kernel.name, where=where)
+            for where, text in (("source", kernel.source), ("header", kernel.header))
+        }
+        return [
+            finding
+            for finding in self._wanted.of(findings)
+            if not is_suppressed(finding, comments[finding.where])
+        ]
 
     def native(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> Native:
-        """What lets C run it: a function that is called with the arrays' addresses."""
+    ) -> Native | None:
+        """What lets C run it: a function that is called with the arrays' addresses. None of a
+        kernel that nobody wants to be watched."""
+        if not any(self._wanted.takes(spec.kernel.name, kind) for kind in KINDS_OF_FINDINGS):
+            return None
 
         def run(entry: int, block: int, units: int, threads: int, limit: int, progress: int) -> int:
             buffers = ctypes.c_uint64.from_address(block).value
@@ -148,7 +168,7 @@ class _Reader:
         self._spec, self._kernel, self._launch, self._result = spec, kernel, launch, result
         self._inputs, self._outputs = inputs, outputs
 
-    def findings(self, options: Options) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """All of them."""
         found = [self._of_event(event) for event in _without_echoes(self._result, self._kernel)]
         found += self._unset()
@@ -158,7 +178,9 @@ class _Reader:
             found += self._coverage(found)
         return found
 
-    def _finding(self, kind: str, place: Place | None, message: str, hint: str, **more: Any) -> Finding:
+    def _finding(
+        self, kind: str, place: Place | None, message: str, hint: str, **more: Any
+    ) -> Finding:
         kernel = self._spec.kernel
         where, line = (place.where, place.line) if place else ("source", None)
         column = self._column(place) if place else None
@@ -196,8 +218,7 @@ class _Reader:
             for name, fact in zip(names, (*self._inputs, *self._outputs), strict=True)
         ]
         return (
-            f"grid {self._launch.grid}, threadgroup {self._launch.threadgroup}, "
-            f"{', '.join(arrays)}"
+            f"grid {self._launch.grid}, threadgroup {self._launch.threadgroup}, {', '.join(arrays)}"
         )
 
     def _place(self, event: Event) -> Place | None:
@@ -272,7 +293,7 @@ class _Reader:
                 f"the grid has {threads:,} threads for {largest:,} elements of the output, and "
                 f"{array.unwritten:,} elements of {array.name!r} were never written."
             )
-            hint = "Declare the grid with the output's sizes: grid=\"N\", or ceildiv of them."
+            hint = 'Declare the grid with the output\'s sizes: grid="N", or ceildiv of them.'
             return [self._finding("coverage", None, message, hint)]
         outside = [finding for finding in found if finding.kind == "bounds" and finding.thread]
         if threads > largest:
@@ -288,13 +309,13 @@ class _Reader:
 
     def _number(self, finding: Finding) -> int:
         """The number of a finding's thread in the grid, along x first."""
-        assert finding.thread is not None and finding.threadgroup is not None
-        x, y, z = (
-            g * n + t
-            for g, n, t in zip(
-                finding.threadgroup, self._launch.threadgroup, finding.thread, strict=True
-            )
+        place = zip(
+            finding.threadgroup or (0, 0, 0),
+            self._launch.threadgroup,
+            finding.thread or (0, 0, 0),
+            strict=True,
         )
+        x, y, z = (group * size + thread for group, size, thread in place)
         return x + self._launch.grid[0] * (y + self._launch.grid[1] * z)
 
 

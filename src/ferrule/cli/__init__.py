@@ -1,5 +1,5 @@
-"""The command line: ``ferrule bench``, ``build``, ``cache``, ``demo``, ``doctor``, ``inspect`` and
-``run``.
+"""The command line: ``ferrule bench``, ``build``, ``cache``, ``check``, ``demo``, ``doctor``,
+``inspect`` and ``run``.
 
 Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
 a kernel was wrong, and a message says what.
@@ -31,7 +31,7 @@ class _Commands(click.Group):
         return run()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["bench", "build", "cache", "demo", "doctor", "inspect", "run"]
+        return ["bench", "build", "cache", "check", "demo", "doctor", "inspect", "run"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "bench":
@@ -40,6 +40,8 @@ class _Commands(click.Group):
             from .build import command
         elif cmd_name == "cache":
             from .cache import command
+        elif cmd_name == "check":
+            from .check import command
         elif cmd_name == "demo":
             from .demo import command
         elif cmd_name == "doctor":

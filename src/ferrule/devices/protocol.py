@@ -221,14 +221,14 @@ class Watcher(Protocol):
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> None:
-        """Run a launch, and wait for it."""
+    ) -> bool:
+        """Run a launch, and wait for it; False where its program is to do so."""
         ...
 
     def native(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
-    ) -> Native:
-        """What lets C run it: arrays are where C says then."""
+    ) -> Native | None:
+        """What lets C run it, with arrays where C says then; None as `launch` gives False."""
         ...
 
 

@@ -155,8 +155,9 @@ class CpuProgram:
                 zero, or the runtime ran out of memory; or units that did not end were abandoned
                 at the second Ctrl-C, on a thread that Python does not interrupt.
         """
-        if (watcher := protocol.watcher) is not None:
-            return watcher.launch(self._spec, inputs, outputs, launch)
+        watcher = protocol.watcher
+        if watcher is not None and watcher.launch(self._spec, inputs, outputs, launch):
+            return
         loaded, sizes, units = self._plan(launch)
         if 0 in launch.grid:
             return
@@ -178,8 +179,10 @@ class CpuProgram:
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over grids of the same form."""
-        if (watcher := protocol.watcher) is not None:
-            return watcher.native(self._spec, inputs, outputs, launch)
+        watcher = protocol.watcher
+        watched = None if watcher is None else watcher.native(self._spec, inputs, outputs, launch)
+        if watched is not None:
+            return watched
         loaded = self._plan(launch).loaded
         library = runtime()
         return Native(
