@@ -1,4 +1,4 @@
-"""From an address in machine code to the author's line, by what the compiler left in the library."""
+"""From an address in machine code to the author's line, by what the compiler left there."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class Lines:
         return bool(self._rows) and place_of(*self._innermost(address - 1)) is not None
 
     def _innermost(self, at: int) -> tuple[str, int, int]:
-        _, *place = self._rows[max(bisect_right(self._starts, at) - 1, 0)]
-        return place[0], place[1], place[2]
+        return self._rows[max(bisect_right(self._starts, at) - 1, 0)][1:]
 
     def _read(self, dwarf: Any) -> None:
         ranges = dwarf.range_lists()

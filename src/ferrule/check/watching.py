@@ -10,7 +10,7 @@ from typing import Any
 
 from ..devices.protocol import Native
 from ..kernel import Kernel
-from ..spec import Facts, Launch, Spec, extent
+from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from . import texts, watched
 from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
@@ -124,12 +124,18 @@ class Watch:
         if not any(self._wanted.takes(spec.kernel.name, kind) for kind in KINDS_OF_FINDINGS):
             return None
 
+        # Where they must be row-contiguous, C has copied those that are not.
+        contiguous = spec.kernel.ensure_row_contiguous
+
+        def strides_of(fact: Facts) -> tuple[int, ...]:
+            return row_contiguous_strides(fact.shape) if contiguous else fact.strides
+
         def run(entry: int, block: int, units: int, threads: int, limit: int, progress: int) -> int:
             buffers = ctypes.c_uint64.from_address(block).value
             count = len(inputs) + len(outputs)
             pointers = (ctypes.c_uint64 * count).from_address(buffers)
             facts = [
-                fact._replace(pointer=pointer)
+                fact._replace(pointer=pointer, strides=strides_of(fact))
                 for fact, pointer in zip((*inputs, *outputs), pointers, strict=True)
             ]
             try:
