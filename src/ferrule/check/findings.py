@@ -28,8 +28,9 @@ class Finding:
     Attributes:
         kind: one of `KINDS`.
         kernel: the kernel's or the op's name.
-        line: counts from 1 in the author's body, or in its header (see ``where``). A race's is
-            the access that came later. None where no line is to blame.
+        line: counts from 1 in the author's body. Where a function of the header does it, that of
+            the call, or, where that is not known, the header's (see ``where``). A race's is the
+            access that came later. None where no line is to blame.
         text: that line, as the author wrote it.
         thread: its position in the threadgroup; None where no thread is to blame.
         threadgroup: the threadgroup's position in the grid.
@@ -38,7 +39,8 @@ class Finding:
         count: how often it happened in the launches that were watched.
         column: counts from 1 in ``text``; None where it is not known.
         where: ``"source"`` for the body, ``"header"``.
-        other_line: a race's earlier access; where others wait, of a divergence.
+        header_line: where a function of the header does it, its line there.
+        other_line: of a race's earlier access; where others wait, of a divergence.
         other_thread: whose that was.
         other_threadgroup: and where in the grid.
         file: the Python file in which the text stands, where it could be found.
@@ -57,6 +59,7 @@ class Finding:
     count: int = 1
     column: int | None = None
     where: str = "source"
+    header_line: int | None = None
     other_line: int | None = None
     other_thread: Position | None = None
     other_threadgroup: Position | None = None

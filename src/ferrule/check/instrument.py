@@ -23,14 +23,24 @@ SCHEMA = "1"  # raised when the same text, flags and compiler would be watched d
 _FLAGS = (
     "-O1", "-g1", "-fno-math-errno", "-ftrapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
-    "-DFR_CHECKED=1", "-Wuninitialized", "-fsanitize=thread",
-    "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero,alignment",
+    "-fno-omit-frame-pointer", "-DFR_CHECKED=1", "-Wuninitialized", "-Wmaybe-uninitialized",
+    "-fsanitize=thread",
+    "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero,alignment,object-size",
     "-fsanitize-recover=all",
 )  # fmt: skip
 _GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
-_RUNTIME_FLAGS = ("-O2", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-w")
+_RUNTIME_FLAGS = (
+    "-O2",
+    "-fno-omit-frame-pointer",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fvisibility=hidden",
+    "-w",
+)
 _FOLDER = Path(__file__).resolve().parent
-_UNSET = re.compile(r"^(\S+):(\d+):(\d+): warning: (.*) \[-Wuninitialized\]$", re.MULTILINE)
+_UNSET = re.compile(
+    r"^(\S+):(\d+):(\d+): warning: (.*) \[-W(?:maybe-)?uninitialized\]$", re.MULTILINE
+)
 
 
 class Instrumented:

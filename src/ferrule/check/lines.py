@@ -48,16 +48,17 @@ class Lines:
     def place(self, address: int) -> Place | None:
         """The author's line of the call that returns to an address: where the dialect's own header
         was inlined there, that of the call of it."""
+        return next(iter(self.places(address)), None)
+
+    def places(self, address: int) -> list[Place]:
+        """The author's lines of it, and of the calls of functions that were inlined there."""
         at = address - 1
         if not self._rows or address <= 0:
-            return None
+            return []
         inside = [call for call in self._calls if call[0] <= at < call[1]]
         inside.sort(key=lambda call: call[1] - call[0])
-        for file, line, column in [self._innermost(at), *(call[2:] for call in inside)]:
-            place = place_of(file, line, column)
-            if place is not None:
-                return place
-        return None
+        known = [place_of(*self._innermost(at)), *(place_of(*call[2:]) for call in inside)]
+        return [place for place in known if place is not None]
 
     def direct(self, address: int) -> bool:
         """Whether the author's own text is there, and nothing that was inlined into it."""

@@ -129,8 +129,11 @@ def _wild(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
 def _private(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     kind = event.text.decode().strip("'")
     index = _signed(event.value[0])
+    what = f"index {index} of an array of type {kind}"
+    if index == (1 << 63) - 1:
+        what = f"an access of type {kind} outside of a private array"
     return (
-        f"index {index} of an array of type {kind}; the thread was ended there.",
+        f"{what}; the thread was ended there.",
         "Make the array larger, or stop the loop at its size.",
     )
 
@@ -171,8 +174,12 @@ def _uninitialised(event: Event, array: Watched, launch: Launch) -> tuple[str, s
 
 def _divergence(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     other, _ = position(event.other_thread, event.other_group, launch)
-    if event.value[0]:
+    if event.value[0] == 1:
         message = f"threads wait at this barrier, which thread {other} does not reach: it returned."
+    elif event.value[0] == 2:
+        message = (
+            f"lanes wait at this barrier, to which thread {other} of their simdgroup does not come."
+        )
     else:
         message = f"threads wait at this barrier while thread {other} waits at another one."
     return message, (

@@ -24,6 +24,7 @@
 extern "C" {
 __attribute__((visibility("hidden"))) unsigned fr_watch_current = ~0u;  // see include/checked.h
 __attribute__((visibility("hidden"))) unsigned fr_watch_reversed;
+__attribute__((visibility("hidden"))) unsigned fr_watch_rounds[1024];
 __attribute__((visibility("hidden"))) void fr_watch_leave();
 }
 
@@ -41,7 +42,7 @@ enum : unsigned { TO_DEVICE = 1, TO_THREADGROUP = 2 };  // metal::mem_flags
 
 // An access: when, by whom, where in the program, and whether it was atomic.
 struct record {
-  uint64_t epoch : 30, thread : 10, pc : 23, atomic : 1;
+  uint64_t epoch : 26, round : 6, thread : 10, pc : 21, atomic : 1;
 };
 struct cell {
   record write, read, other;  // `other`: by a thread that is not `read`'s
@@ -87,7 +88,8 @@ struct state {
   uint32_t simd_device[MOST_THREADS / 32], simd_shared[MOST_THREADS / 32];
   bool left[MOST_THREADS];
   struct {
-    unsigned place, flags;
+    uint64_t place;
+    unsigned flags;
     uintptr_t pc;
   } barrier[MOST_THREADS];
   uintptr_t operation[MOST_THREADS];
@@ -117,6 +119,22 @@ struct state {
 
 uint64_t offset(uintptr_t pc) { return pc ? pc - w.image_begin : 0; }
 
+// Who called whom, up to this access: frames are linked (-fno-omit-frame-pointer).
+void note_callers(watch_event& e, uintptr_t pc) {
+  const uintptr_t* frame = static_cast<const uintptr_t*>(__builtin_frame_address(0));
+  const auto on_stack = [](uintptr_t at) { return at >= w.fibers_begin && at + 16 <= w.fibers_end; };
+  bool found = !pc;
+  for (unsigned n = 0; n < MOST_CALLERS && on_stack(uintptr_t(frame));) {
+    const uintptr_t at = frame[1];
+    found = found || at == pc;
+    if (at < w.image_begin || at >= w.image_end) return;
+    if (found) e.caller[n++] = offset(at);
+    const uintptr_t* next = reinterpret_cast<const uintptr_t*>(frame[0]);
+    if (next <= frame) return;
+    frame = next;
+  }
+}
+
 // The event of this kind at this place, where it is a new one; else it is counted.
 watch_event* add(watch_kind kind, int array, uintptr_t pc, uintptr_t other_pc = 0, const char* file = nullptr,
                  uint32_t line = 0, uint32_t column = 0) {
@@ -135,6 +153,7 @@ watch_event* add(watch_kind kind, int array, uintptr_t pc, uintptr_t other_pc = 
   e.kind = kind, e.array = array, e.pc = at, e.other_pc = other, e.count = 1;
   e.file = file, e.line = line, e.column = column;
   e.thread = fr_watch_current, e.threads = w.threads, e.group = w.group;
+  note_callers(e, pc);
   return &e;
 }
 
@@ -256,6 +275,14 @@ void outside(unsigned number, uintptr_t address, unsigned size, bool write, uint
     if (!is_array_page(a, p)) serve(p < address ? address : p, 1, write);
 }
 
+// What of an access that crosses an array's end is inside of it.
+bool inside(const array_state& a, uintptr_t& address, unsigned& size) {
+  const uintptr_t from = address < a.begin ? a.begin : address, to = address + size < a.end ? address + size : a.end;
+  if (from >= to) return false;
+  address = from, size = unsigned(to - from);
+  return true;
+}
+
 void foreign(uintptr_t address, uintptr_t pc) {
   const auto in = [&](uintptr_t begin, uintptr_t end) { return address >= begin && address < end; };
   if (in(w.fibers_begin, w.fibers_end) || in(w.scratch_begin, w.scratch_end) || in(w.stack_begin, w.stack_end) ||
@@ -299,6 +326,8 @@ void race(unsigned number, uintptr_t address, unsigned size, uintptr_t pc, recor
   e->other_group = group_of(r, &e->other_threads);
   e->value[0] = what;  // 1: the later one writes; 2: the earlier one
   e->value[1] = e->other_group != e->group;
+  const unsigned ahead = (fr_watch_rounds[fr_watch_current] - r.round) & 63;
+  e->later = e->value[1] ? 0 : ahead < 32 ? int(ahead) : int(ahead) - 64;
 }
 
 // What could not be known before the last store was made: its value.
@@ -337,6 +366,7 @@ void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t a
            bool atomic, uintptr_t pc) {
   record me;
   me.epoch = w.epoch, me.thread = fr_watch_current, me.pc = pc - w.image_begin, me.atomic = atomic;
+  me.round = fr_watch_rounds[fr_watch_current];
   if (a.shared && c.apart != w.group_first) {  // what an earlier threadgroup left is not there any more
     memset(&c, 0, sizeof c);
     c.apart = w.group_first;
@@ -406,6 +436,7 @@ void access(uintptr_t address, unsigned size, bool write, bool atomic, uintptr_t
       return;
     }
     outside(unsigned(number), address, size, write, pc);
+    if (a.cells && inside(a, address, size)) watched(unsigned(number), a, address, size, write, atomic, pc);
     return;
   }
   foreign(address, pc);
@@ -637,6 +668,7 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
   w.group_epoch[w.groups] = w.epoch, w.group_unit[w.groups] = unit, w.group_threads[w.groups] = threads;
   if (w.groups + 1 < w.most_groups) ++w.groups;
   for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = w.epoch;
+  memset(fr_watch_rounds, 0, threads * sizeof fr_watch_rounds[0]);
   memset(w.left, 0, threads * sizeof w.left[0]);
   memset(w.invalid, 0, threads * sizeof w.invalid[0]);
   memset(w.infinite, 0, threads * sizeof w.infinite[0]);
@@ -647,7 +679,7 @@ HOOK void fr_watch_thread_done(unsigned) {
   if (w.store.size) settle();
 }
 
-HOOK void fr_watch_barrier(unsigned place, unsigned flags) {
+HOOK void fr_watch_barrier(unsigned long place, unsigned flags) {
   if (w.store.size) settle();
   w.barrier[fr_watch_current].place = place;
   w.barrier[fr_watch_current].flags = flags;
@@ -683,7 +715,15 @@ HOOK void fr_watch_operation() {
   check_stop(CALLER);
 }
 
-HOOK void fr_watch_simd_fence(unsigned simdgroup, unsigned flags) {
+HOOK void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags) {
+  const unsigned simdgroup = first / 32, all = count == 32 ? ~0u : (1u << count) - 1;
+  for (unsigned i = 0; i < count && mask != all; ++i) {
+    if (((mask >> i) & 1) || w.left[first + i]) continue;
+    const unsigned waits = first + unsigned(__builtin_ctz(mask));
+    if (watch_event* e = add(DIVERGENCE, -1, w.operation[waits]))
+      e->thread = waits, e->other_thread = first + i, e->other_threads = w.threads, e->value[0] = 2;
+    break;
+  }
   ++w.epoch;
   if (flags & TO_DEVICE) w.simd_device[simdgroup] = w.epoch, w.released = w.epoch - 1;
   if (flags & TO_THREADGROUP) w.simd_shared[simdgroup] = w.epoch;
@@ -874,14 +914,16 @@ HOOK void __ubsan_handle_out_of_bounds(const indexed_check* c, uint64_t index) {
 HOOK void __ubsan_handle_type_mismatch_v1(const aligned_check* c, uintptr_t address) {
   if (fr_watch_current == NOBODY) return;
   const uintptr_t alignment = uintptr_t(1) << c->log_alignment;
-  if (!(address & (alignment - 1))) return;
+  const uint64_t number = (address - w.base) >> SLOT;
+  const bool aligned = !(address & (alignment - 1));
+  if (aligned && number < w.used) return;  // the access itself says more
+  const watch_kind kind = aligned ? BOUNDS_PRIVATE : MISALIGNED;
   const bool authors = is_authors(c->at);
-  watch_event* e = authors ? add(MISALIGNED, -1, 0, 0, c->at.file, c->at.line, c->at.column) : add(MISALIGNED, -1, CALLER);
+  watch_event* e = authors ? add(kind, -1, 0, 0, c->at.file, c->at.line, c->at.column) : add(kind, -1, CALLER);
   if (e) {
-    e->value[0] = address, e->value[1] = alignment;
-    const uint64_t number = (address - w.base) >> SLOT;
+    e->value[0] = aligned ? ~uint64_t(0) >> 1 : address, e->value[1] = alignment;
     if (number < w.used) e->array = int(number), e->index = int64_t(address - w.array[number].begin);
     copy_text(e->text, c->type->name);
   }
-  leave();  // the processor may refuse the access
+  leave();  // the processor may refuse the access, and the stack is no place for it
 }

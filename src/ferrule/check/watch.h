@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MOST_ARRAYS = 128, MOST_EVENTS = 512, MOST_ORIGINS = 4, TEXT = 48 };
+enum { MOST_ARRAYS = 128, MOST_EVENTS = 512, MOST_ORIGINS = 4, MOST_CALLERS = 6, TEXT = 48 };
 
 // An array of the launch, or the shape or strides of one. Threadgroup arrays are added as they appear.
 struct watch_array {
@@ -47,6 +47,8 @@ struct watch_event {
   int64_t index;
   uint64_t size;
   uint64_t value[2];
+  uint64_t caller[MOST_CALLERS];  // pc's, and their callers'
+  int32_t later;                  // of a race: rounds of loops that this access is ahead of the other one
   uint64_t origin[MOST_ORIGINS];  // of a NaN or an infinity: operations that made some
   const char* file;  // of the compiler's own checks: what `#line` says
   uint32_t line, column;

@@ -19,7 +19,7 @@ from ..tools.binding import MORE, Progress, runtime
 from .instrument import Instrumented
 
 # Of watch.h.
-_MOST_ARRAYS, _MOST_ORIGINS, _TEXT = 128, 4, 48
+_MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 128, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
@@ -63,6 +63,8 @@ class Event(ctypes.Structure):
         ("index", ctypes.c_int64),
         ("size", ctypes.c_uint64),
         ("value", ctypes.c_uint64 * 2),
+        ("caller", ctypes.c_uint64 * _MOST_CALLERS),
+        ("later", ctypes.c_int32),
         ("origin", ctypes.c_uint64 * _MOST_ORIGINS),
         ("file", ctypes.c_char_p),
         ("line", ctypes.c_uint32),

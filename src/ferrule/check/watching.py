@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..devices.protocol import Native
 from ..kernel import Kernel
@@ -227,24 +227,25 @@ class _Reader:
             f"grid {self._launch.grid}, threadgroup {self._launch.threadgroup}, {', '.join(arrays)}"
         )
 
-    def _place(self, event: Event) -> Place | None:
-        return place_of_event(event, self._kernel)
-
     def _of_event(self, event: Event) -> Finding:
         told = words(event, self._result, self._launch)
         more: dict[str, Any] = {}
         if event.thread < event.threads:
             more["thread"], more["threadgroup"] = position(event.thread, event.group, self._launch)
         if KINDS[event.kind] in ("RACE", "DIVERGENCE"):
-            other = self._kernel.lines.place(event.other_pc)
+            other = other_places_of(event, self._kernel).first
             more["other_line"] = other.line if other else None
             group = event.other_group if KINDS[event.kind] == "RACE" else event.group
             more["other_thread"], more["other_threadgroup"] = position(
                 event.other_thread, group, self._launch
             )
-        return self._finding(
-            told.kind, self._place(event), told.message, told.hint, count=event.count, **more
-        )
+        places = places_of(event, self._kernel)
+        message = told.message
+        if places.header is not None and places.body is not None:
+            text = texts.line_of(self._spec.kernel, "header", places.header.line).strip()
+            more["header_line"] = places.header.line
+            message += f" In line {places.header.line} of the header: {text}"
+        return self._finding(told.kind, places.first, message, told.hint, count=event.count, **more)
 
     def _unset(self) -> list[Finding]:
         hint = "Local variables begin with any values: initialise it where it is declared."
@@ -290,28 +291,22 @@ class _Reader:
         if not self._launch.declared:
             return []
         x, y, z = self._launch.grid
-        threads, sizes = x * y * z, [fact.size for fact in self._outputs]
-        largest = max(sizes, default=0)
+        threads, largest = x * y * z, max((fact.size for fact in self._outputs), default=0)
+        outside = next((finding for finding in found if finding.kind == "bounds"), None)
         unwritten = [array for array in self._result.arrays if array.unwritten]
-        if unwritten and threads < largest and not self._result.ended:
+        grid = f"the grid has {threads:,} threads for {largest:,} elements of the output"
+        place, hint = None, "Declare the grid with the sizes of the output."
+        if unwritten and not self._result.ended and (threads < largest or outside is not None):
             array = unwritten[0]
-            message = (
-                f"the grid has {threads:,} threads for {largest:,} elements of the output, and "
-                f"{array.unwritten:,} elements of {array.name!r} were never written."
-            )
-            hint = 'Declare the grid with the output\'s sizes: grid="N", or ceildiv of them.'
-            return [self._finding("coverage", None, message, hint)]
-        outside = [finding for finding in found if finding.kind == "bounds" and finding.thread]
-        if threads > largest:
-            for finding in outside:
-                if self._number(finding) >= largest:
-                    message = (
-                        f"the grid has {threads:,} threads for {largest:,} elements of the "
-                        f"output, and thread {self._number(finding):,} goes outside its arrays."
-                    )
-                    hint = "Launch as many threads as there are elements, or stop the others."
-                    return [self._finding("coverage", None, message, hint)]
-        return []
+            message = f"{grid}, and {array.unwritten:,} elements of {array.name!r} are not reached."
+        elif outside is not None and threads > largest and self._number(outside) >= largest:
+            number = self._number(outside)
+            message = f"{grid}, and thread {number:,} of the grid goes outside its arrays."
+            if outside.line is not None:
+                place = Place(outside.where, outside.line, outside.column or 0)
+        else:
+            return []
+        return [self._finding("coverage", place, message, hint)]
 
     def _number(self, finding: Finding) -> int:
         """The number of a finding's thread in the grid, along x first."""
@@ -325,52 +320,96 @@ class _Reader:
         return x + self._launch.grid[0] * (y + self._launch.grid[1] * z)
 
 
-def place_of_event(event: Event, kernel: Instrumented) -> Place | None:
-    """The author's line of an event."""
+class Places(NamedTuple):
+    """Where an event happened.
+
+    Attributes:
+        body: in the author's body.
+        header: in a function of the header, which the body calls.
+    """
+
+    body: Place | None
+    header: Place | None = None
+
+    @property
+    def first(self) -> Place | None:
+        """The place in the body, or what is known."""
+        return self.body or self.header
+
+
+def places_of(event: Event, kernel: Instrumented) -> Places:
+    """Where an event happened."""
+    called, *computed = event.origin
+    lines = kernel.lines
+    # Of a NaN: what functions compute on their way to a number is no origin.
+    origins = [called, *(pc for pc in computed if lines.direct(pc)), *computed]
+    for pc in filter(None, origins):
+        if chain := lines.places(pc):
+            return _places(chain)
+    chain = [place for pc in event.caller if pc for place in lines.places(pc)]
     if event.file:
         where = event.file.decode().rpartition(".")[2]
-        return Place(where, event.line, event.column)
-    called, *computed = event.origin
-    # Of a NaN: what functions compute on their way to a number is no origin.
-    origins = [called, *(pc for pc in computed if kernel.lines.direct(pc)), *computed]
-    for pc in filter(None, origins):
-        if (place := kernel.lines.place(pc)) is not None:
-            return place
-    return kernel.lines.place(event.pc)
+        chain.insert(0, Place(where, event.line, event.column))
+    return _places(chain or lines.places(event.pc))
+
+
+def other_places_of(event: Event, kernel: Instrumented) -> Places:
+    """Where the other access of a race happened."""
+    return _places(kernel.lines.places(event.other_pc))
+
+
+def _places(chain: Sequence[Place]) -> Places:
+    """Of places and the calls that led to them."""
+    body = next((place for place in chain if place.where == "source"), None)
+    header = chain[0] if chain and chain[0].where == "header" else None
+    return Places(body, header)
+
+
+def _turned(event: Event, kernel: Instrumented) -> Event:
+    """A race with the access first that comes later: by the rounds of loops, and by the text.
+
+    Threads run one after the other here; on a GPU they run side by side.
+    """
+    if KINDS[event.kind] != "RACE" or event.later > 0:
+        return event
+    if event.later == 0:
+        here, there = places_of(event, kernel).first, other_places_of(event, kernel).first
+        if here is None or there is None or here[1:] >= there[1:]:
+            return event
+    turned = Event.from_buffer_copy(event)
+    turned.pc, turned.other_pc = event.other_pc, event.pc
+    turned.thread, turned.other_thread = event.other_thread, event.thread
+    turned.threads, turned.other_threads = event.other_threads, event.threads
+    turned.group, turned.other_group = event.other_group, event.group
+    turned.value[0] = (event.value[0] & 1) << 1 | (event.value[0] & 2) >> 1
+    turned.caller[:] = [0] * len(event.caller)
+    return turned
 
 
 def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
     """The events that say something of their own.
 
-    Without a barrier, some threads read before others write, and some after: that is one race, at
-    the later line of the two. What a thread reads too early was not written yet.
+    Without a barrier, some threads read before others write, and some after: that is one race.
+    What a thread reads too early was not written yet.
     """
     races: set[tuple[int, frozenset[Place | None]]] = set()
     raced: set[tuple[int, Place | None]] = set()
-    events = sorted(result.events, key=lambda event: -_line(event, kernel))
     kept: list[Event] = []
-    for event in events:
+    for event in result.events:
         if KINDS[event.kind] == "RACE":
-            places = place_of_event(event, kernel), kernel.lines.place(event.other_pc)
-            pair = event.array, frozenset(places)
+            places = places_of(event, kernel).first, other_places_of(event, kernel).first
             raced |= {(event.array, place) for place in places}
+            pair = event.array, frozenset(places)
             if pair in races:
                 continue
             races.add(pair)
-        kept.append(event)
-    order = {id(event): i for i, event in enumerate(result.events)}
-    kept.sort(key=lambda event: order[id(event)])
+        kept.append(_turned(event, kernel))
     return [
         event
         for event in kept
         if KINDS[event.kind] != "UNINITIALISED"
-        or (event.array, place_of_event(event, kernel)) not in raced
+        or (event.array, places_of(event, kernel).first) not in raced
     ]
-
-
-def _line(event: Event, kernel: Instrumented) -> int:
-    place = place_of_event(event, kernel)
-    return place.line if place else 0
 
 
 def _overlap(a: Facts, b: Facts) -> bool:

@@ -12,10 +12,11 @@ FR_WATCH unsigned fr_watch_reversed;  // whether threads and simdgroups run in t
 FR_WATCH void fr_watch_group(unsigned long unit, unsigned threads, const void* scratch, unsigned long bytes,
                              const char* stacks, unsigned long stack_bytes);
 FR_WATCH void fr_watch_thread_done(unsigned thread);
-FR_WATCH void fr_watch_barrier(unsigned place, unsigned flags);
+FR_WATCH unsigned fr_watch_rounds[];  // of loops with barriers, by thread
+FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags);
 FR_WATCH void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done);
 FR_WATCH void fr_watch_operation();
-FR_WATCH void fr_watch_simd_fence(unsigned simdgroup, unsigned flags);
+FR_WATCH void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags);
 FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
                                unsigned long item, unsigned long align, int floats);

@@ -137,6 +137,9 @@ struct place_mark {
   FR_FN void tick() {
     fiber& f = self();
     if (f.depth <= MAX_DEPTH) ++f.path[f.depth - 1].round;
+#if defined(FR_CHECKED)
+    ++fr_watch_rounds[f.index];
+#endif
   }
   FR_FN ~place_mark() { --self().depth; }
   place_mark(const place_mark&) = delete;
@@ -290,6 +293,14 @@ void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY
 }
 
 #if defined(FR_CHECKED)
+// A number for where a thread waits: the call, and the rounds of the loops around it.
+inline unsigned long place_of(const fiber& f, unsigned place) {
+  unsigned long sum = place;
+  for (unsigned i = 0; i < f.depth && i < MAX_DEPTH; ++i)
+    sum = (sum * 31 + f.path[i].place) * 1000003 + f.path[i].round;
+  return sum;
+}
+
 void leave_thread() {
   self().state = fiber::DONE;
   suspend();
@@ -317,7 +328,7 @@ inline void order_lanes(unsigned mask, void*** operands) {
 #if defined(FR_CHECKED)
   const unsigned first = unsigned(__builtin_ctz(mask));
   const unsigned flags = *static_cast<unsigned*>(operands[first][0]);
-  fr_watch_simd_fence(fr_fibers->first / SIMD_WIDTH, flags);
+  fr_watch_simd_fence(fr_fibers->first, fr_fibers->count, mask, flags);
 #else
   (void)mask, (void)operands;
 #endif
@@ -426,7 +437,7 @@ FR_VOTES(quad, 4)
 
 template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags flags, int = 0) {
 #if defined(FR_CHECKED)
-  fr_watch_barrier(P, unsigned(flags));
+  fr_watch_barrier(place_of(self(), P), unsigned(flags));
 #endif
   (void)flags;
   self().state = fiber::AT_BARRIER;

@@ -28,7 +28,7 @@
 
 // _Float16 where its conversions are instructions that the compiler also vectorises. Elsewhere
 // branch-free integer code is as fast (g++ 12 on AVX2) or four times faster (AVX-512).
-#if !FR_CUDA && defined(__FLT16_MAX__) && \
+#if !FR_CUDA && !defined(FR_CHECKED) && defined(__FLT16_MAX__) && \
     (defined(__AVX512FP16__) || defined(__aarch64__) || (defined(__clang__) && defined(__F16C__)))
 #define FR_FLOAT16 1
 #else
@@ -211,6 +211,10 @@ FR_FN constexpr float half_to_float_bits(uint16_t h) {
 }
 
 FR_FN constexpr uint16_t float_to_half_bits(float f) {
+#if defined(FR_CHECKED)
+  const float magnitude = f < 0 ? -f : f;
+  if (!__builtin_is_constant_evaluated() && magnitude >= 65520.0f && magnitude <= 3.40282347e38f) fr_watch_half(f);
+#endif
   int32_t u = __builtin_bit_cast(int32_t, f);
   int32_t x = u & 0x7fffffff;
   int32_t a = x < 0x47800000 ? x : 0x47800000;
@@ -286,12 +290,6 @@ using namespace detail;
 struct half {
   FR_SMALL_FLOAT(half)
   template <class S> FR_FN static constexpr uint16_t make(S s) {
-#if defined(FR_CHECKED)
-    if (!__builtin_is_constant_evaluated()) {
-      const float f = narrowed(s), magnitude = f < 0 ? -f : f;
-      if (magnitude >= 65520.0f && magnitude <= 3.40282347e38f) fr_watch_half(f);
-    }
-#endif
 #if FR_FLOAT16_CONVERT
     if constexpr (is_same_v<S, double>) {
       return __builtin_bit_cast(uint16_t, static_cast<_Float16>(s));
