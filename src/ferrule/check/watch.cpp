@@ -423,7 +423,7 @@ void watched(unsigned number, array_state& a, uintptr_t address, unsigned size, 
 
 void access(uintptr_t address, unsigned size, bool write, bool atomic, uintptr_t pc) {
   if (fr_watch_current == NOBODY) return;
-  if (w.store.size) settle();
+  if (write && w.store.size) settle();  // a copy is announced as a write, then a read, and is made then
   check_stop(pc);
   if (w.disarmed) arm();
   const uint64_t number = (address - w.base) >> SLOT;
