@@ -56,6 +56,8 @@ _moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
+    from .check.checking import checking as checking
+    from .check.findings import Finding as Finding
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -109,6 +111,8 @@ _LAZY = {
     "import_function": "hosts.mlx.reading",
     "adopt": "operators.adopt",
     "set_compiler": "tools.toolchain",
+    "checking": "check.checking",
+    "Finding": "check.findings",
 }
 
 __all__ = [
@@ -123,6 +127,7 @@ __all__ = [
     "Family",
     "FerruleError",
     "FerruleWarning",
+    "Finding",
     "KernelError",
     "KernelTypeError",
     "MetalKernel",
@@ -135,6 +140,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "check_grad",
+    "checking",
     "choices",
     "compare",
     "complex64",

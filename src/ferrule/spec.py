@@ -125,6 +125,8 @@ class Launch(NamedTuple):
         fill: the value that outputs are filled with before the kernel runs, or None.
         copies: the inputs that are copied to row-contiguous memory first.
         aligned: every array begins at a multiple of 16 bytes, as far as is known.
+        in_place: how many of the last outputs are the caller's own arrays.
+        declared: an op's rule says the sizes.
     """
 
     grid: tuple[int, int, int]
@@ -133,6 +135,8 @@ class Launch(NamedTuple):
     fill: float | int | complex | None
     copies: tuple[int, ...]
     aligned: bool = True
+    in_place: int = 0
+    declared: bool = False
 
     def of(self, kernel: Kernel) -> str:
         """How messages call the launch of a kernel."""

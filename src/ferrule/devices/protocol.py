@@ -216,6 +216,25 @@ class NvidiaDevice(Device, Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """What runs launches on the CPU in place of their programs, while kernels are checked."""
+
+    def launch(
+        self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> bool:
+        """Run a launch, and wait for it; False where its program is to do so."""
+        ...
+
+    def native(
+        self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> Native | None:
+        """What lets C run it, with arrays where C says then; None as `launch` gives False."""
+        ...
+
+
+# Who watches; `ferrule.check` sets it.
+watcher: Watcher | None = None
+
 # What makes devices, by how their names begin: ``"cpu"``, ``"cuda"``, ``"sm"``. None for a name
 # that is no device's.
 offered: dict[str, Callable[[str], Device | None]] = {}

@@ -105,10 +105,15 @@ struct fibers {
   fiber* current;
   const group* where;
   void* body;
+  unsigned first, count;  // the lanes of the simdgroup that runs
   fiber all[MAX_FIBERS];
 };
 
+#if defined(FR_CHECKED)
+static fibers* fr_fibers;  // a checked launch runs on one thread, and knows where its memory is
+#else
 static thread_local fibers* fr_fibers;
+#endif
 
 FR_FN fiber& self() { return *fr_fibers->current; }
 
@@ -153,6 +158,9 @@ FR_FN void operate(unsigned place, void** operands, void (*run)(unsigned, void**
   f.operands = operands;
   f.run = run;
   f.state = fiber::AT_OPERATION;
+#if defined(FR_CHECKED)
+  fr_watch_operation();
+#endif
   suspend();
 }
 
@@ -160,14 +168,33 @@ FR_FN void operate(unsigned place, void** operands, void (*run)(unsigned, void**
 
 inline void resume(fibers* f, fiber& lane) {
   f->current = &lane;
+#if defined(FR_CHECKED)
+  fr_watch_current = lane.index;
+#endif
   fr_switch(&f->scheduler, lane.stack_pointer);
+#if defined(FR_CHECKED)
+  fr_watch_current = ~0u;
+#endif
+}
+
+// The place of what comes k-th. Checks can turn the order of threads around: results must not depend on it.
+FR_FN unsigned turn(unsigned k, unsigned count) {
+#if defined(FR_CHECKED)
+  return fr_watch_reversed ? count - 1 - k : k;
+#else
+  (void)count;
+  return k;
+#endif
 }
 
 // Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
 // when there is none: each lane is done or waits at a threadgroup barrier.
 inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
-  for (unsigned i = 0; i < count; ++i)
-    if (f->all[first + i].state == fiber::READY) resume(f, f->all[first + i]);
+  f->first = first, f->count = count;
+  for (unsigned k = 0; k < count; ++k) {
+    const unsigned i = first + turn(k, count);
+    if (f->all[i].state == fiber::READY) resume(f, f->all[i]);
+  }
   fiber* earliest = nullptr;
   for (unsigned i = 0; i < count; ++i) {
     fiber& lane = f->all[first + i];
@@ -190,6 +217,9 @@ inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
 
 template <class BODY> void fiber_main(fiber* f) {
   (*static_cast<BODY*>(fr_fibers->body))(*fr_fibers->where, f->index);
+#if defined(FR_CHECKED)
+  fr_watch_thread_done(f->index);
+#endif
   f->state = fiber::DONE;
   suspend();
 }
@@ -236,19 +266,35 @@ void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY
       // Tops that are equal modulo the page size would share a few sets of the L1 cache.
       prepare(f->all[i], stacks + i * stride + FIBER_STACK - (i % 32) * 64, &fiber_main<BODY>);
     }
+#if defined(FR_CHECKED)
+    fr_watch_group(u, g.n, f, sizeof(fibers), stacks, most * stride);
+#endif
     for (bool waiting = true; waiting;) {
       // Simdgroups advance in step, an operation each, as split loops do and GPUs nearly do: kernels
       // are published that forget a barrier and rely on it.
       for (bool going = true; going;) {
         going = false;
-        for (unsigned s = 0; s < g.n; s += 32) going |= run_simdgroup(f, s, g.n - s < 32 ? g.n - s : 32);
+        for (unsigned k = 0; k < g.simdgroups(); ++k) {
+          const unsigned s = turn(k, g.simdgroups()) * 32;
+          going |= run_simdgroup(f, s, g.n - s < 32 ? g.n - s : 32);
+        }
       }
       waiting = false;
+#if defined(FR_CHECKED)
+      fr_watch_release(&f->all[0].state, sizeof(fiber), g.n, fiber::DONE);
+#endif
       for (unsigned i = 0; i < g.n; ++i)
         if (f->all[i].state == fiber::AT_BARRIER) f->all[i].state = fiber::READY, waiting = true;
     }
   }
 }
+
+#if defined(FR_CHECKED)
+void leave_thread() {
+  self().state = fiber::DONE;
+  suspend();
+}
+#endif
 
 // -- operations, as a body calls them --------------------------------------------------------------
 // The rewriter hands each call its place in the text: `simd_sum(x)` is `simd_sum(FR_AT x)`.
@@ -265,6 +311,38 @@ template <class T> struct operand {
       if (has_lane(mask, i)) *static_cast<T*>(operands[i][0]) = at[i];
   }
 };
+
+// What the barrier of a simdgroup orders.
+inline void order_lanes(unsigned mask, void*** operands) {
+#if defined(FR_CHECKED)
+  const unsigned first = unsigned(__builtin_ctz(mask));
+  const unsigned flags = *static_cast<unsigned*>(operands[first][0]);
+  fr_watch_simd_fence(fr_fibers->first / SIMD_WIDTH, flags);
+#else
+  (void)mask, (void)operands;
+#endif
+}
+
+// Of a move of values between lanes: each lane must read from one that takes part.
+#if defined(FR_CHECKED)
+#define FR_LANES(PREFIX, LANES, NAME, SOURCE)                                             \
+  for (unsigned i = 0; i < 32; ++i) {                                                     \
+    if (!has_lane(mask, i)) continue;                                                     \
+    const unsigned w = LANES - 1, j = i & w, d = lanes::at(k.at, i), s = unsigned(SOURCE); \
+    const bool stays = may_leave(#NAME) && s >= LANES;                                    \
+    if (!stays && (s >= LANES || !has_lane(mask, (i & ~w) + s)))                          \
+      fr_watch_lane(fr_fibers->first + i, s, fr_fibers->count, #PREFIX "_" #NAME);        \
+  }
+// At the group's end a shift leaves lanes their own values.
+constexpr bool may_leave(const char* name) {
+  for (unsigned i = 0; i < 8; ++i)
+    if (name[i] != "shuffle_"[i]) return false;
+  return name[8] == 'u' || (name[8] == 'd' && name[9] == 'o');
+}
+static_assert(may_leave("shuffle_up") && may_leave("shuffle_down") && !may_leave("shuffle_xor"), "by their names");
+#else
+#define FR_LANES(PREFIX, LANES, NAME, SOURCE)
+#endif
 
 namespace metal {
 
@@ -287,8 +365,9 @@ FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
     void* operands[] = {&v, &d};                                                   \
     operate(P, operands, [](unsigned mask, void*** o) {                            \
       operand<T> t(mask, o, 0);                                                    \
-      const operand<unsigned> d(mask, o, 1);                                       \
-      lanes::NAME<LANES>(t.at, d.at, mask);                                        \
+      const operand<unsigned> k(mask, o, 1);                                       \
+      FR_LANES(PREFIX, LANES, NAME, SOURCE)                                        \
+      lanes::NAME<LANES>(t.at, k.at, mask);                                        \
       t.back(mask, o);                                                             \
     });                                                                            \
     return v;                                                                      \
@@ -345,12 +424,17 @@ FR_VOTES(simd, 32)
 FR_VOTES(quad, 4)
 #undef FR_VOTES
 
-template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags, int = 0) {
+template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags flags, int = 0) {
+#if defined(FR_CHECKED)
+  fr_watch_barrier(P, unsigned(flags));
+#endif
+  (void)flags;
   self().state = fiber::AT_BARRIER;
   suspend();
 }
-template <unsigned P> FR_FN void simdgroup_barrier(at<P>, mem_flags, int = 0) {
-  operate(P, nullptr, [](unsigned, void***) {});
+template <unsigned P> FR_FN void simdgroup_barrier(at<P>, mem_flags flags, int = 0) {
+  void* operands[] = {&flags};
+  operate(P, operands, [](unsigned mask, void*** o) { order_lanes(mask, o); });
 }
 template <unsigned P> FR_FN void quadgroup_barrier(at<P>, mem_flags, int = 0) {
   operate(P, nullptr, [](unsigned, void***) {});
@@ -405,6 +489,33 @@ FR_FN void simdgroup_multiply_accumulate(at<P>, simdgroup_matrix<T, 8, 8>& d, co
 
 }  // namespace metal
 }  // namespace fr
+
+#if defined(FR_CHECKED)
+extern "C" __attribute__((visibility("hidden"))) void fr_watch_leave() { ::fr::leave_thread(); }
+
+namespace fr {
+namespace detail {
+// What the elements of an array are made of.
+template <class T> struct scalar_of { using type = T; };
+template <class T, size_t N> struct scalar_of<T[N]> : scalar_of<T> {};
+template <class T, int N> struct scalar_of<vec<T, N>> : scalar_of<T> {};
+template <class T> struct scalar_of<atomic<T>> : scalar_of<T> {};
+template <class T> struct scalar_of<const T> : scalar_of<T> {};
+template <class T> struct scalar_of<volatile T> : scalar_of<T> {};
+}  // namespace detail
+
+// Threadgroup memory of a checked text: apart from all else.
+template <class T> FR_FN T& watched_memory(const char* key, unsigned line, const char* name) {
+  using S = typename detail::scalar_of<T>::type;
+  constexpr int floats = metal::is_same_v<S, half> ? 1 : metal::is_same_v<S, bfloat> ? 2
+                         : metal::is_same_v<S, float> ? 3 : metal::is_same_v<S, double> ? 4 : 0;
+  return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), alignof(S), floats));
+}
+}  // namespace fr
+#define FR_MEMORY(LINE, NAME)                \
+  static char fr_k_##NAME;                   \
+  fr_t_##NAME& NAME = ::fr::watched_memory<fr_t_##NAME>(&fr_k_##NAME, LINE, #NAME)
+#endif
 
 #define FR_AT ::fr::at<__COUNTER__>(),
 #define FR_AT_ONLY ::fr::at<__COUNTER__>()

@@ -326,6 +326,17 @@ struct fn_insert_bits {
 };
 
 // ---- math.h in each of the two precisions -----------------------------------------------------
+#if defined(FR_CHECKED)
+// A function's result, told where it is none of numbers that are.
+template <class T, class... A> FR_FN T made(T result, A... operands) {
+  const float r = static_cast<float>(result);
+  if (!__builtin_isfinite(r) && (__builtin_isfinite(static_cast<float>(operands)) && ...)) fr_watch_made(r);
+  return result;
+}
+#define FR_MADE(...) made(__VA_ARGS__)
+#else
+#define FR_MADE(result, ...) result
+#endif
 #define FR_MATH1(X)                                                                             \
   X(acos) X(acosh) X(asin) X(asinh) X(atan) X(atanh) X(cos) X(cosh) X(cospi) X(exp) X(exp2)      \
   X(exp10) X(log) X(log2) X(log10) X(rsqrt) X(sin) X(sinh) X(sinpi) X(sqrt) X(tan) X(tanh)       \
@@ -334,11 +345,11 @@ struct fn_insert_bits {
 #define FR_ROUND1(X) X(ceil) X(floor) X(fract) X(rint) X(round) X(trunc)
 #define FR_CALL1(name)                                                                          \
   struct name {                                                                                 \
-    template <class T> FR_FN static T call(T x) { return scalar::FR_PRECISION::name(x); }       \
+    template <class T> FR_FN static T call(T x) { return FR_MADE(scalar::FR_PRECISION::name(x), x); } \
   };
 #define FR_CALL2(name)                                                                          \
   struct name {                                                                                 \
-    template <class T> FR_FN static T call(T x, T y) { return scalar::FR_PRECISION::name(x, y); } \
+    template <class T> FR_FN static T call(T x, T y) { return FR_MADE(scalar::FR_PRECISION::name(x, y), x, y); } \
   };
 #define FR_CALL_SINCOS                                                                          \
   struct sincos {                                                                               \

@@ -16,10 +16,15 @@
 #define FR_CUDA 0
 #define FR_FN inline __attribute__((always_inline))
 // NumPy slices need not be aligned, so on the CPU a vector asks for no more than its elements do.
+#if defined(FR_CHECKED)
+#define FR_ALIGN(n) alignas(n)  // but a checked launch has copies
+#else
 #define FR_ALIGN(n)
+#endif
 #define FR_DECL
 #endif
 #define METAL_FUNC FR_FN
+#include "checked.h"
 
 // _Float16 where its conversions are instructions that the compiler also vectorises. Elsewhere
 // branch-free integer code is as fast (g++ 12 on AVX2) or four times faster (AVX-512).
@@ -281,6 +286,12 @@ using namespace detail;
 struct half {
   FR_SMALL_FLOAT(half)
   template <class S> FR_FN static constexpr uint16_t make(S s) {
+#if defined(FR_CHECKED)
+    if (!__builtin_is_constant_evaluated()) {
+      const float f = narrowed(s), magnitude = f < 0 ? -f : f;
+      if (magnitude >= 65520.0f && magnitude <= 3.40282347e38f) fr_watch_half(f);
+    }
+#endif
 #if FR_FLOAT16_CONVERT
     if constexpr (is_same_v<S, double>) {
       return __builtin_bit_cast(uint16_t, static_cast<_Float16>(s));
@@ -669,6 +680,10 @@ using int_sum_t = enable_if_t<int_v<element_t<R>>, R>;
 
 // The count of a shift: Metal takes it modulo the number of bits (specification, 3.1).
 template <class T, class B> FR_FN constexpr unsigned shift_count(B b) {
+#if defined(FR_CHECKED)
+  if (!__builtin_is_constant_evaluated() && (b < B(0) || static_cast<uint64_t>(b) >= sizeof(T) * 8))
+    fr_watch_shift(sizeof(T) * 8, static_cast<int64_t>(b));
+#endif
   return static_cast<unsigned>(b) & (sizeof(T) * 8 - 1);
 }
 

@@ -324,6 +324,11 @@ class BoundKernel(Bound):
         """What runs the kernel for inputs and outputs of these dtypes and ranks."""
         raise NotImplementedError
 
+    def filled(self, request: Request) -> float | None:
+        """What outputs are filled with before the launch, as far as that must be known: None of
+        those that are not."""
+        return None
+
     def prepared(self, request: Request) -> Prepared:
         """The program and arguments for a request; raises how its launch ended, if it failed."""
         device, s = device_of(request), self.structure
@@ -339,9 +344,8 @@ class BoundKernel(Bound):
         program = self.program(request, device, inputs, outputs)
         x, y, z, *threadgroup = request.grid[:6]
         shapes = tuple(fact.shape for fact in outputs)
-        launch = Launch(
-            (x, y, z), (threadgroup[0], threadgroup[1], threadgroup[2]), shapes, None, ()
-        )
+        group = (threadgroup[0], threadgroup[1], threadgroup[2])
+        launch = Launch((x, y, z), group, shapes, self.filled(request), ())
         prepared = Prepared(program, inputs, outputs, launch).placed(request)
         prepared.check_ended(request, self.kernel, self.kernel.output_names)
         return prepared

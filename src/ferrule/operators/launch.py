@@ -145,7 +145,15 @@ def prepare(
         program = body.programs[key] = devices.get(call.device).program(spec)
     shapes = tuple([f.shape for f in written])
     group = clamped(body_launch.threadgroup, body_launch.grid)
-    launch = Launch(body_launch.grid, group, shapes, body_launch.fill, ())
+    launch = Launch(
+        body_launch.grid,
+        group,
+        shapes,
+        body_launch.fill,
+        (),
+        in_place=len(in_place),
+        declared=True,
+    )
     return program, facts, written, launch, owners
 
 

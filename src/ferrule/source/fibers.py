@@ -37,12 +37,16 @@ from .syntax import (
 _STORAGE = "static thread_local __attribute__((aligned(16)))"
 
 
-def text(p: Prepared) -> str:
-    """The whole text."""
+def text(p: Prepared, *, checked: bool = False) -> str:
+    """The whole text.
+
+    Args:
+        checked: for `ferrule.check`: threadgroup memory lies where each access of it is seen.
+    """
     params = parameters(p.spec)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    source = mark_places(p.text.source, p, body=True)
-    header = mark_places(p.text.header, p, body=False)
+    source = mark_places(p.text.source, p, body=True, checked=checked)
+    header = mark_places(p.text.header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     return with_entry(
@@ -62,7 +66,7 @@ def text(p: Prepared) -> str:
     )
 
 
-def mark_places(text: str, p: Prepared, *, body: bool) -> str:
+def mark_places(text: str, p: Prepared, *, body: bool, checked: bool = False) -> str:
     """Tell each synchronising call and loop its place in the text (see ``include/fiber.h``)."""
     defined_here = {name for name, _ in function_definitions(p.header)}
     helpers = synchronising_functions(p)
@@ -73,13 +77,26 @@ def mark_places(text: str, p: Prepared, *, body: bool) -> str:
             if called(tree, node) & (SYNC | helpers):
                 edits += _loop_marks(node)
         elif node.type == "declaration" and tree.text(node).startswith("thread_local"):
-            names = [declared_name(d) for d in declarators(node)]
-            line = node.start_point[0] + 1
-            notes = " ".join(shared_note(line, tree.text(n)) for n in names if n is not None)
-            edits.append((node.end_byte, node.end_byte, f" {notes}"))
+            edits += _memory(tree, node, checked)
         elif node.type == "call_expression":
             edits += _call_marks(tree, node, helpers, set(SYNC) - defined_here)
     return _mark_calls(tree.edited(edits), p.kernel.name, defined_here & SYNC)
+
+
+def _memory(tree: Tree, node: Node, checked: bool) -> list[Edit]:
+    """Note how large the threadgroup memory of a declaration is, or have it elsewhere.
+
+    Of ``thread_local float a[8];`` a checked text makes a type, and a reference to memory of it.
+    """
+    names = [n for n in map(declared_name, declarators(node)) if n is not None]
+    line, end = node.start_point[0] + 1, node.end_byte
+    if not checked:
+        notes = " ".join(shared_note(line, tree.text(n)) for n in names)
+        return [(end, end, f" {notes}")]
+    words = node.start_byte, node.start_byte + len("thread_local")
+    memory = " ".join(f"FR_MEMORY({line}, {tree.text(n)});" for n in names)
+    types = [(n.start_byte, n.start_byte, "fr_t_") for n in names]
+    return [(*words, "typedef"), *types, (end, end, f" {memory}")]
 
 
 def _call_marks(tree: Tree, node: Node, helpers: set[str], sync: set[str]) -> list[Edit]:

@@ -11,8 +11,9 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from .. import _env, cache
 from ..errors import CompilerFailed, ToolchainError
@@ -47,6 +48,9 @@ _STEERING = (
     "NIX_CFLAGS_COMPILE",
     "NIX_LDFLAGS",
 )
+
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -93,18 +97,57 @@ class Compiler:
             CompilerFailed: the compiler refused the text.
             ToolchainError: it could not be run, crashed, took too long or printed without end.
         """
-        text = source.encode("utf-8", "backslashreplace")
+        text = _encoded(source)
         if waiting is None and self.kind == "zig":
             waiting = Waiting("zig builds its C++ library before it first compiles", 60)
-        common = ["-shared", "-fPIC", "-fdiagnostics-color=never", *flags]
+        return self._in_standard(
+            ["-shared", *flags], lambda options: self._compile(text, options, timeout, waiting)
+        )
+
+    def object(
+        self, source: str, *, flags: Sequence[str] = (), timeout: float = 120.0
+    ) -> tuple[bytes, str]:
+        """Compiles a C++20 translation unit to an object file, which `link` takes.
+
+        Args:
+            source: the text, called ``kernel.cpp`` in diagnostics.
+            flags: more flags, one string each.
+            timeout: as `compile` has it.
+
+        Returns:
+            The object's bytes, and what the compiler printed.
+
+        Raises:
+            CompilerFailed, ToolchainError: as `compile` does.
+        """
+        files = {"kernel.cpp": _encoded(source)}
+
+        def make(options: list[str]) -> tuple[bytes, str]:
+            return self._made(files, [*options, "kernel.cpp"], "kernel.o", timeout, None)
+
+        return self._in_standard(["-c", *flags], make)
+
+    def link(self, objects: Sequence[bytes], *, timeout: float = 120.0) -> bytes:
+        """Links object files to a shared library, with no other flags than that takes.
+
+        Raises:
+            CompilerFailed, ToolchainError: as `compile` does.
+        """
+        names = {f"part{i}.o": payload for i, payload in enumerate(objects)}
+        flags = ["-shared", "-fPIC", *names]
+        return self._made(names, flags, "kernel.so", timeout, None)[0]
+
+    def _in_standard(self, flags: list[str], make: Callable[[list[str]], _Made]) -> _Made:
+        """What is made with the flag for C++20, however the compiler calls that."""
+        common = ["-fPIC", "-fdiagnostics-color=never", *flags]
         if self.kind == "gcc":
             # Otherwise libraries of one process share the static variables of their templates.
             common.insert(0, "-fno-gnu-unique")
         if any(flag.startswith("-std=") for flag in flags):
-            return self._compile(text, common, timeout, waiting)
+            return make(common)
         for standard in _STANDARDS:
             try:
-                return self._compile(text, [standard, *common], timeout, waiting)
+                return make([standard, *common])
             except CompilerFailed as failed:
                 if not _refuses_standard(failed.log, standard):
                     raise
@@ -116,20 +159,34 @@ class Compiler:
     def _compile(
         self, text: bytes, flags: list[str], timeout: float, waiting: Waiting | None
     ) -> bytes:
+        argv = [*flags, "kernel.cpp"]
+        return self._made({"kernel.cpp": text}, argv, "kernel.so", timeout, waiting)[0]
+
+    def _made(
+        self,
+        files: dict[str, bytes],
+        flags: list[str],
+        output: str,
+        timeout: float,
+        waiting: Waiting | None,
+    ) -> tuple[bytes, str]:
+        """What the compiler makes of some files, and what it prints."""
         with scratch_folder() as folder:
-            write(folder, "kernel.cpp", text)
+            for name, text in files.items():
+                write(folder, name, text)
             # Names without a folder make equal texts give equal bytes.
-            argv = [*self.argv, *flags, "kernel.cpp", "-o", "kernel.so"]
+            argv = [*self.argv, *flags, "-o", output]
             log = run(argv, folder, timeout * _PATIENCE[self.kind], waiting)
-            library = b""
-            with (
-                contextlib.suppress(OSError),
-                open(os.path.join(folder, "kernel.so"), "rb") as file,
-            ):
-                library = file.read()
-        if not library:
+            made = b""
+            with contextlib.suppress(OSError), open(os.path.join(folder, output), "rb") as file:
+                made = file.read()
+        if not made:
             raise ToolchainError(f"{self.path} reported success but left no library.{quoted(log)}")
-        return library
+        return made, log
+
+
+def _encoded(source: str) -> bytes:
+    return source.encode("utf-8", "backslashreplace")
 
 
 def _refuses_standard(log: str, flag: str) -> bool:

@@ -20,7 +20,7 @@ from ...source import ENTRY
 from ...spec import Facts, Launch, Spec
 from ...tools import fastcall, loader, toolchain
 from ...tools.binding import FEW, MORE, Progress, runtime
-from .. import portability
+from .. import portability, protocol
 from ..digests import answer, answered, generator_digest, header_digest, request_text
 from ..portability import Portability
 from ..protocol import Binary, Code, Native
@@ -112,10 +112,7 @@ class CpuProgram:
         self._lock = threading.Lock()
         kernel = spec.kernel
         self._atomics = "atomic" in kernel.source or "atomic" in kernel.header
-        # Inputs whose shape, strides or rank the body asks for.
-        self._described = [
-            i for i, name in enumerate(spec.kernel.input_names) if any(spec.kernel.wants(name))
-        ]
+        self._described = described(kernel)
 
     def _plan(self, launch: Launch) -> _CpuPlan:
         """The plan of a launch, with threads as they are set now."""
@@ -158,10 +155,13 @@ class CpuProgram:
                 zero, or the runtime ran out of memory; or units that did not end were abandoned
                 at the second Ctrl-C, on a thread that Python does not interrupt.
         """
+        watcher = protocol.watcher
+        if watcher is not None and watcher.launch(self._spec, inputs, outputs, launch):
+            return
         loaded, sizes, units = self._plan(launch)
         if 0 in launch.grid:
             return
-        block, _kept = self._pack(inputs, outputs, sizes)
+        block, _kept = packed(inputs, outputs, sizes, self._described)
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if loaded.alone else 0
         call = loaded.entry, ctypes.addressof(block), units, limit, SLICE, Progress()
@@ -177,28 +177,12 @@ class CpuProgram:
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
 
-    def _pack(
-        self, inputs: Sequence[Facts], outputs: Sequence[Facts], sizes: tuple[int, ...]
-    ) -> tuple[ctypes.Array[ctypes.c_char], object]:
-        """`fr::launch` of include/cpu.h, whose last fields are ``sizes``; and what it points to."""
-        kept: list[array[int]] = []
-
-        def address(code: str, values: Sequence[int]) -> int:
-            kept.append(array(code, values))
-            return kept[-1].buffer_info()[0]
-
-        tables = [address("Q", [fact.pointer for fact in (*inputs, *outputs)]), 0, 0, 0]
-        if self._described:
-            shapes, strides = [0] * len(inputs), [0] * len(inputs)
-            for i in self._described:
-                shapes[i] = address("i", inputs[i].shape)
-                strides[i] = address("q", inputs[i].strides)
-            ranks = [len(fact.shape) for fact in inputs]
-            tables[1:] = address("Q", shapes), address("Q", strides), address("i", ranks)
-        return ctypes.create_string_buffer(struct.pack("=4Q10I", *tables, *sizes)), kept
-
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over grids of the same form."""
+        watcher = protocol.watcher
+        watched = None if watcher is None else watcher.native(self._spec, inputs, outputs, launch)
+        if watched is not None:
+            return watched
         loaded = self._plan(launch).loaded
         library = runtime()
         return Native(
@@ -252,6 +236,35 @@ def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -
     if status == _MEMORY:
         return DeviceError(f"{where} could not get memory for its threads' stacks.")
     return DeviceError(f"{where}: the CPU runtime failed with code {status}.")
+
+
+def described(kernel: Kernel) -> list[int]:
+    """The inputs whose shape, strides or rank a body asks for."""
+    return [i for i, name in enumerate(kernel.input_names) if any(kernel.wants(name))]
+
+
+def packed(
+    inputs: Sequence[Facts],
+    outputs: Sequence[Facts],
+    sizes: tuple[int, ...],
+    described: Sequence[int],
+) -> tuple[ctypes.Array[ctypes.c_char], object]:
+    """`fr::launch` of include/cpu.h, whose last fields are ``sizes``; and what it points to."""
+    kept: list[array[int]] = []
+
+    def address(code: str, values: Sequence[int]) -> int:
+        kept.append(array(code, values))
+        return kept[-1].buffer_info()[0]
+
+    tables = [address("Q", [fact.pointer for fact in (*inputs, *outputs)]), 0, 0, 0]
+    if described:
+        shapes, strides = [0] * len(inputs), [0] * len(inputs)
+        for i in described:
+            shapes[i] = address("i", inputs[i].shape)
+            strides[i] = address("q", inputs[i].strides)
+        ranks = [len(fact.shape) for fact in inputs]
+        tables[1:] = address("Q", shapes), address("Q", strides), address("i", ranks)
+    return ctypes.create_string_buffer(struct.pack("=4Q10I", *tables, *sizes)), kept
 
 
 class CpuDevice:

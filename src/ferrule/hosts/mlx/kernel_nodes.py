@@ -69,8 +69,13 @@ class NodeKernel(BoundKernel):
 
     def template(self, request: Request) -> Template:
         """The template of a request."""
-        template: Template = self.templates.objects[request.template_value[0]]
+        template: Template = self.templates.objects[request.template_value[0]][0]
         return template
+
+    def filled(self, request: Request) -> float | None:
+        """What outputs are filled with, if they are."""
+        fill: float | None = self.templates.objects[request.template_value[0]][1]
+        return fill
 
     def _rules(self) -> dict[str, Callable[..., Any]]:
         def refuse(*args: Any) -> Any:
@@ -93,7 +98,8 @@ class NodeKernel(BoundKernel):
             return plan
         shapes = [shape for shape, _ in call.results]
         check_shapes(self.kernel, shapes)
-        index = self.templates.number(template, (template, kinds))
+        known = template, launch.fill
+        index = self.templates.number(known, (*known, type(launch.fill), kinds))
         if len(self.plans) >= _MOST_PLANS:
             loaded().fr_mlx_forget(self.plans.pop(next(iter(self.plans))))
         sizes = *launch.grid, *launch.threadgroup
@@ -204,6 +210,10 @@ class NodeSizes(NodeKernel):
         launch = BodyLaunch(grid, threadgroup, tuple(template), self.fill)
         call = StockCall(self.kernel, launch, list(zip(shapes, kinds, strict=True)), [])
         return mlx_gpu.call_stock(call, values)
+
+    def filled(self, request: Request) -> float | None:
+        """What outputs are filled with, if they are."""
+        return self.fill
 
     def template(self, request: Request) -> Template:
         """The template of a request."""

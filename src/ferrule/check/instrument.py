@@ -1,0 +1,117 @@
+"""From a kernel to a library whose every access is watched."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from .. import cache
+from ..devices.cpu.program import device
+from ..devices.diagnostics import compile_error
+from ..devices.digests import INCLUDE, header_digest
+from ..errors import CompilerFailed
+from ..source import cpp, fibers
+from ..spec import Spec
+from ..tools import loader, toolchain
+from .lines import Lines, Place, place_of
+
+SCHEMA = "1"  # raised when the same text, flags and compiler would be watched differently
+
+# Accesses stay where the author wrote them: neither moved into a branch nor left out, and floats
+# are computed when the text says so, since an instruction that makes a NaN is looked at.
+_FLAGS = (
+    "-O1", "-g1", "-fno-math-errno", "-ftrapping-math", "-fno-strict-aliasing", "-fsigned-char",
+    "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
+    "-DFR_CHECKED=1", "-Wuninitialized", "-fsanitize=thread",
+    "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero,alignment",
+    "-fsanitize-recover=all",
+)  # fmt: skip
+_GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
+_RUNTIME_FLAGS = ("-O2", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-w")
+_FOLDER = Path(__file__).resolve().parent
+_UNSET = re.compile(r"^(\S+):(\d+):(\d+): warning: (.*) \[-Wuninitialized\]$", re.MULTILINE)
+
+
+class Instrumented:
+    """A kernel that is loaded for checking.
+
+    Attributes:
+        library: exports `fr_entry` and what watch.cpp does.
+        texts: body and header as they were compiled, whose columns the compiler names.
+        unset: where a local variable is read that was never set, and the compiler's words.
+    """
+
+    def __init__(self, spec: Spec, payload: bytes, log: str, text: str) -> None:
+        self.library = loader.load_library(payload, f"{spec.kernel.name}.checked")
+        self._payload = payload
+        name = spec.kernel.name
+        self.texts = tuple(_part(text, f"{name}.{part}").encode() for part in ("source", "header"))
+        self.unset: list[tuple[Place, str]] = []
+        for file, line, column, words in _UNSET.findall(log):
+            if (place := place_of(file, int(line), int(column))) is not None:
+                self.unset.append((place, words))
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Its lines."""
+        return Lines(self._payload)
+
+
+def _part(text: str, name: str) -> str:
+    """The lines of a text that are called so."""
+    _, _, rest = text.partition(f'#line 1 "{name}"\n')
+    return rest.partition('\n#line 1 "ferrule"\n')[0]
+
+
+@lru_cache(maxsize=256)
+def instrumented(spec: Spec) -> Instrumented:
+    """A kernel, loaded for checking; from the disk cache where it is there.
+
+    Raises:
+        CompileError: the compiler refused the text; quotes the author's lines.
+        DialectError: the text uses something that ferrule refuses.
+        ToolchainError: there is no compiler, or it crashed or hung.
+    """
+    prepared = cpp.prepare(spec)
+    text = fibers.text(prepared, checked=True)
+    compiler = toolchain.find_compiler()
+    flags = [*_FLAGS, *toolchain.native_flags(compiler), f"-I{INCLUDE}"]
+    flags += [
+        flag
+        for flag in device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
+        if flag.startswith(("-ffp-contract", "-D__FAST_MATH__"))
+    ]
+    flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
+    base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
+    key = cache.digest("checked", *base, *flags, _runtime_text(), text)
+
+    def make() -> bytes:
+        try:
+            kernel, log = compiler.object(text, flags=flags)
+        except CompilerFailed as failed:
+            name = f"{compiler.kind} {compiler.version}"
+            raise compile_error(spec.kernel, failed.log, name, prepared.scalars) from None
+        library = compiler.link([kernel, _runtime(compiler)])
+        words = log.encode()
+        return b"%d\n%b%b" % (len(words), words, library)
+
+    length, _, rest = cache.default().get_or_make(key, make).partition(b"\n")
+    log, payload = rest[: int(length)], rest[int(length) :]
+    return Instrumented(spec, payload, log.decode(errors="replace"), text)
+
+
+@lru_cache(maxsize=1)
+def _runtime_text() -> str:
+    """watch.cpp with all that it includes of its own."""
+    text = (_FOLDER / "watch.cpp").read_text()
+    return re.sub(
+        r'#include "(\w+\.h)"\n', lambda match: (_FOLDER / match[1]).read_text(), text
+    ).replace("#pragma once\n", "")
+
+
+def _runtime(compiler: toolchain.Compiler) -> bytes:
+    """The object file of watch.cpp."""
+    text, identity = _runtime_text(), (compiler.identity, toolchain.isa_identity())
+    key = cache.digest("checked runtime", SCHEMA, *identity, *_RUNTIME_FLAGS, text)
+    return cache.default().get_or_make(key, lambda: compiler.object(text, flags=_RUNTIME_FLAGS)[0])

@@ -1,0 +1,27 @@
+// What a text that is compiled for checking tells check/watch.cpp, beside what the compiler's own
+// instrumentation does. Other texts do not know these names.
+//
+// Hooks that blame the author's line are calls, never inlined: their return address says which.
+#pragma once
+#if defined(FR_CHECKED)
+
+#define FR_WATCH extern "C" __attribute__((visibility("hidden")))
+
+FR_WATCH unsigned fr_watch_current;  // the thread that runs, by its index in the threadgroup; -1: none
+FR_WATCH unsigned fr_watch_reversed;  // whether threads and simdgroups run in the opposite order
+FR_WATCH void fr_watch_group(unsigned long unit, unsigned threads, const void* scratch, unsigned long bytes,
+                             const char* stacks, unsigned long stack_bytes);
+FR_WATCH void fr_watch_thread_done(unsigned thread);
+FR_WATCH void fr_watch_barrier(unsigned place, unsigned flags);
+FR_WATCH void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done);
+FR_WATCH void fr_watch_operation();
+FR_WATCH void fr_watch_simd_fence(unsigned simdgroup, unsigned flags);
+FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
+FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
+                               unsigned long item, unsigned long align, int floats);
+FR_WATCH void fr_watch_shift(unsigned bits, long count);
+FR_WATCH void fr_watch_half(float value);
+FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
+FR_WATCH void fr_watch_leave();  // defined by fiber.h: ends the thread that runs
+
+#endif
