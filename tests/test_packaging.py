@@ -32,6 +32,7 @@ PROJECT: dict[str, Any] = tomllib.loads(_TEXT)["project"]
 # Module: the distribution that brings it, where the names differ.
 DISTRIBUTIONS = {
     "PIL": "matplotlib",
+    "elftools": "pyelftools",
     "humming": "humming-kernels",
     "tomli": "pytest",
     "transformers": "mlx-lm",
