@@ -32,6 +32,7 @@ PROJECT: dict[str, Any] = tomllib.loads(_TEXT)["project"]
 # Module: the distribution that brings it, where the names differ.
 DISTRIBUTIONS = {
     "PIL": "matplotlib",
+    "elftools": "pyelftools",
     "humming": "humming-kernels",
     "tomli": "pytest",
     "transformers": "mlx-lm",
@@ -82,6 +83,7 @@ def test_wheel(tmp_path: Path, compiler: str | None) -> None:
     }  # fmt: skip
     if sys.platform == "linux" and importlib.util.find_spec("mlx"):
         check_start(site)
+    check_plugin(site, tmp_path)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     if compiler is None:
         calls, runtime, torch_calls = sorted(built)  # _fastcall, _runtime, _torch_calls
@@ -150,6 +152,17 @@ def check_start(site: Path) -> None:
             env={**environment, "FERRULE_MLX": value}, timeout=100,
         )  # fmt: skip
         assert done.stdout.startswith(f"{expected} <_frozen_importlib_external.Ext"), done.stdout
+
+
+def check_plugin(site: Path, folder: Path) -> None:
+    """Installed, pytest has the plugin, whether or not it is named as well."""
+    for named in ([], ["-p", "_ferrule_pytest"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-c", os.devnull, "--markers", *named],
+            check=True, capture_output=True, text=True, cwd=folder, timeout=100,
+            env={**os.environ, "PYTHONPATH": str(site)},
+        )  # fmt: skip
+        assert done.stdout.count("@pytest.mark.ferrule_check(") == 1, done.stdout
 
 
 def test_versions_agree() -> None:

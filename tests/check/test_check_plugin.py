@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import _ferrule_pytest
 import stand_in
 from ferrule.check import baseline, pytest_plugin
 
 pytest_plugins = ["pytester"]
-PLUGIN = ("-p", _ferrule_pytest.__name__, "-p", "no:cacheprovider", "-p", "no:xdist")
+PLUGIN = ("-p", "_ferrule_pytest", "-p", "no:cacheprovider", "-p", "no:xdist")
 TESTS = """
     import pytest, stand_in
 

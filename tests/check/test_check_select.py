@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ferrule
 import stand_in
 from ferrule.check.findings import KINDS
-from ferrule.check.select import ALL, is_suppressed, selection, suppressed
+from ferrule.check.select import ALL, is_suppressed, selection, suppressed, unsuppressed
 from ferrule.errors import DialectError, KernelError
 
 
@@ -53,6 +54,20 @@ def test_comments() -> None:
     assert not is_suppressed(stand_in.finding("nan", line=2), lines)
     assert not is_suppressed(stand_in.finding("bounds", line=4, other_line=2), lines)
     assert not is_suppressed(stand_in.finding("unwritten", line=None), lines)
+
+
+def test_comments_of_a_kernel() -> None:
+    kernel = ferrule.metal_kernel(
+        "k", ["a"], ["b"], "b[0] = a[0];\nb[1] = a[1];  // ferrule: ignore[bounds]",
+        header="// ferrule: ignore[race]\nint f() { return 1; }",
+    ).kernel  # fmt: skip
+    found = [
+        stand_in.finding(kind, line=line, where=where)
+        for kind in ("bounds", "race") for line in (1, 2) for where in ("source", "header")
+    ]  # fmt: skip
+    left = [(f.kind, f.line, f.where) for f in unsuppressed(kernel, found)]
+    assert len(left) == 6
+    assert ("bounds", 2, "source") not in left and ("race", 2, "header") not in left
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,59 @@ def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], said: str
     done = place.check(*arguments)
     assert done.returncode == 2 and said in done.stderr
     assert "checked" not in done.stderr and "Traceback" not in done.stderr
+
+
+# -- kernels, with nothing standing in -------------------------------------------------------------
+
+KERNEL = """
+import {imported}
+(y,) = {maker}(
+    name="shift", input_names=["x"], output_names=["y"],
+    source='''
+    uint i = thread_position_in_grid.x;
+    y[i] = x[i + 1];
+''')(
+    inputs=[x], grid=(64, 1, 1), threadgroup=(32, 1, 1), output_shapes=[x.shape],
+    output_dtypes=[x.dtype])
+"""
+NUMPY = KERNEL.format(
+    imported="ferrule, numpy; x = numpy.ones(64, numpy.float32)", maker="ferrule.metal_kernel"
+)
+MLX = KERNEL.format(
+    imported="mlx.core as mx; x = mx.ones(64)", maker="mx.fast.metal_kernel"
+) + "mx.eval(y)\n"  # fmt: skip
+SHIFT = re.compile(
+    r"""error\[bounds\]: kernel 'shift', line 3
+  --> script.py:7
+   \|
+ 3 \|     y\[i\] = x\[i \+ 1\];
+   \| +\^
+""" + ".*1 finding in 1 kernel, 1 launch checked\n$", re.DOTALL,
+)  # fmt: skip
+
+
+def test_a_kernel(place: Place) -> None:
+    place.write(NUMPY)
+    done = place.python("-m", "ferrule", "check", "script.py")
+    assert done.returncode == 1 and SHIFT.match(done.stderr), done.stderr
+    done = place.python("script.py", FERRULE_CHECK="1")
+    assert done.returncode == 1 and SHIFT.match(done.stderr), done.stderr
+    place.write(NUMPY.replace("[i + 1]", "[i]"))
+    assert place.python("-m", "ferrule", "check", "script.py").returncode == 0
+
+
+def test_a_kernel_of_mlx(place: Place) -> None:
+    pytest.importorskip("mlx.core")
+    place.write(MLX)
+    done = place.python("-m", "ferrule", "check", "--install-mlx", "script.py")
+    assert done.returncode == 1 and SHIFT.match(done.stderr), done.stderr
+
+
+def test_a_kernel_of_a_test(place: Place) -> None:
+    place.write(f"def test_it():\n    exec({NUMPY!r})\n", "test_kernels.py")
+    done = place.python("-m", "ferrule", "check", "--pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 1 and "1 failed" in done.stdout
+    assert "error[bounds]: kernel 'shift', line 3\n" in done.stdout
 
 
 # -- programs --------------------------------------------------------------------------------------

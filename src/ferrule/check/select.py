@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from ..errors import DialectError, KernelError
+from ..kernel import Kernel
 from .findings import KINDS, Finding
 
 ALL = frozenset(KINDS)
@@ -163,3 +165,21 @@ def is_suppressed(finding: Finding, lines: Suppressed) -> bool:
     """
     places = [finding.line, finding.other_line if finding.kind == "race" else None]
     return any(finding.kind in lines.get(place, ()) for place in places if place is not None)
+
+
+def unsuppressed(kernel: Kernel, findings: Iterable[Finding]) -> list[Finding]:
+    """Those findings in a kernel that its comments do not suppress.
+
+    Raises:
+        DialectError: as `suppressed` does.
+    """
+    lines = _of_kernel(kernel)
+    return [finding for finding in findings if not is_suppressed(finding, lines[finding.where])]
+
+
+@lru_cache(256)
+def _of_kernel(kernel: Kernel) -> dict[str, dict[int, frozenset[str]]]:
+    texts = {"source": kernel.source, "header": kernel.header}
+    return {
+        where: suppressed(text, kernel=kernel.name, where=where) for where, text in texts.items()
+    }
