@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,28 @@ def test_every_kind_is_there_and_every_bug_has_a_line() -> None:
         assert bool(planted.lines) == (planted.kind not in {"unwritten", "coverage"}), planted.name
         assert planted.clean != planted.bug
         assert "// BUG" not in planted.clean.source + planted.clean.header
+
+
+def test_the_judge_can_say_no() -> None:
+    race = next(planted for planted in BUGS if planted.name == "race_missing_barrier")
+    lines = race.bug.source.splitlines()
+    good = Finding("race", race.name, 5, lines[4], None, None, "two", "a barrier", other_line=4)
+    stray = Finding("lanes", race.name, 5, lines[4], None, None, "no lane", "a guard")
+    assert_found(race, [good])
+    for findings in (
+        [],
+        [stray],
+        [good, stray],
+        [good, good],
+        [replace(good, line=4, text=lines[3])],
+        [replace(good, other_line=3)],
+        [replace(good, where="header")],
+        [replace(good, text=lines[3])],
+        [replace(good, kernel="another")],
+    ):
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            assert_found(race, findings)
+    loop = next(p for p in BUGS if p.name == "race_loop_without_barrier_at_its_end")
+    assert loop.either
+    assert told(replace(good, line=5, other_line=7), loop)
+    assert told(replace(good, line=7, other_line=5), loop)

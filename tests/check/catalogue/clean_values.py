@@ -206,7 +206,7 @@ for (uint k = 3; k != ~0u; --k) s = s * 0.5f + x[4 * i + k];
 y[i] = s;
 """,
         lambda: {"x": ramp(64, 4)},
-        want=lambda x: x @ np.float32([1, 0.5, 0.25, 0.125]),
+        want=lambda x: x @ np.array([1, 0.5, 0.25, 0.125], np.float32),
     ),
     Case(
         "division_behind_a_check",
