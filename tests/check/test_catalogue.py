@@ -35,10 +35,6 @@ CLEAN_ELSEWHERE = {
     "empty_grid",
 }
 
-checked = pytest.mark.skipif(
-    not hasattr(ferrule, "checking"), reason="ferrule.checking() is not there yet"
-)
-
 
 def named(cases: Sequence[Any]) -> Any:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
@@ -51,15 +47,17 @@ def equal(given: Sequence[Any], expected: Sequence[Any]) -> None:
 
 def told(finding: Finding, planted: Planted) -> bool:
     """Whether it blames a line of the bug; of a race, with the other one."""
-    line, other = (finding.where, finding.line), finding.other_line
+    places, other = {(finding.where, finding.line)}, finding.other_line
+    if finding.header_line is not None:
+        places.add(("header", finding.header_line))
     if not planted.lines:
         return True
     if not planted.other_lines:
-        return line in planted.lines
+        return bool(places & planted.lines)
     pairs = [(planted.lines, planted.other_lines)]
     if planted.either:
         pairs.append((planted.other_lines, planted.lines))
-    return any(line in one and other in {n for _, n in two} for one, two in pairs)
+    return any(places & one and other in {n for _, n in two} for one, two in pairs)
 
 
 def shown(findings: Sequence[Finding]) -> str:
@@ -86,7 +84,6 @@ def assert_found(planted: Planted, findings: Sequence[Finding]) -> None:
     assert len(once) == len(set(once)), f"a line is told more than once:\n{shown(findings)}"
 
 
-@checked
 @named(BUGS)
 def test_bug_is_found_at_its_line(case: Planted) -> None:
     with ferrule.checking() as findings:
@@ -94,7 +91,6 @@ def test_bug_is_found_at_its_line(case: Planted) -> None:
     assert_found(case, findings)
 
 
-@checked
 @named([*(planted.clean for planted in BUGS), *CLEAN])
 def test_nothing_is_found_in_what_is_right(case: Case) -> None:
     expected = case.run()
@@ -137,7 +133,6 @@ def moved(torch: Any, array: np.ndarray) -> Any:
     return torch.tensor(array)
 
 
-@checked
 @pytest.mark.parametrize("host", ["torch", "mlx"])
 @named([planted for planted in BUGS if planted.name in ELSEWHERE])
 def test_bug_is_found_in_arrays_of_others(case: Planted, host: str) -> None:
@@ -146,7 +141,6 @@ def test_bug_is_found_in_arrays_of_others(case: Planted, host: str) -> None:
     assert_found(case, findings)
 
 
-@checked
 @pytest.mark.parametrize("host", ["torch", "mlx"])
 @named([case for case in CLEAN if case.name in CLEAN_ELSEWHERE])
 def test_nothing_is_found_in_arrays_of_others(case: Case, host: str) -> None:

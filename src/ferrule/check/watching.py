@@ -17,7 +17,7 @@ from .findings import Finding
 from .instrument import Instrumented, instrumented
 from .lines import Place
 from .messages import position, shown, words
-from .select import Selection, is_suppressed, suppressed
+from .select import Selection, unsuppressed
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
@@ -94,7 +94,8 @@ class Watch:
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
         found = _Reader(spec, kernel, inputs, outputs, launch, result)
         self.findings.launches += 1
-        self.findings.include(spec.kernel, self._chosen(spec.kernel, found.findings()))
+        wanted = self._wanted.of(unsuppressed(spec.kernel, found.findings()))
+        self.findings.include(spec.kernel, wanted)
         if result.ran < result.groups:
             self.findings.note(
                 f"kernel {spec.kernel.name!r}: {result.ran:,} of {result.groups:,} threadgroups "
@@ -103,18 +104,6 @@ class Watch:
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
         return True
-
-    def _chosen(self, kernel: Kernel, findings: Iterable[Finding]) -> list[Finding]:
-        """Those that are wanted, and that no comment of the author's suppresses."""
-        comments = {
-            where: suppressed(text, kernel=kernel.name, where=where)
-            for where, text in (("source", kernel.source), ("header", kernel.header))
-        }
-        return [
-            finding
-            for finding in self._wanted.of(findings)
-            if not is_suppressed(finding, comments[finding.where])
-        ]
 
     def native(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch

@@ -3,14 +3,15 @@ without Metal, records for that file."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from . import node
+from ...devices import protocol as devices
+from . import kernel_nodes, node
 from .kernel_nodes import again as again
-from .kernel_nodes import call_kernel as call_kernel
 from .node import exporting as exporting
 
 if TYPE_CHECKING:
@@ -28,7 +29,24 @@ def call(op: Op, values: Sequence[Any]) -> Any:
         from . import export  # of the few programs that write files
 
         return export.call(op, values)
-    return node.call(op, values)
+    result = node.call(op, values)
+    if devices.watcher is not None and result is not NotImplemented:
+        _evaluate(result)
+    return result
+
+
+def call_kernel(*call: Any) -> list[mx.array] | None:
+    """The outputs of a kernel's call: as `kernel_nodes.call_kernel`."""
+    nodes = kernel_nodes.call_kernel(*call)
+    if devices.watcher is not None and nodes is not None:
+        _evaluate(nodes)
+    return nodes
+
+
+def _evaluate(nodes: Any) -> None:
+    """Run what is to be checked while somebody watches; MLX refuses where it traces."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        mx.eval(nodes)
 
 
 def record_kernel(*call: Any) -> list[mx.array]:
