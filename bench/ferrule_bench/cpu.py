@@ -14,7 +14,7 @@ import numpy as np
 import ferrule
 from ferrule.cli import grid_sample as gs
 
-from . import adopted, mlx_graph, mlx_lm, ops, startup
+from . import adopted, checks, mlx_graph, mlx_lm, ops, startup
 from .timing import Bench, Peer
 
 ELEMENTWISE = {
@@ -137,6 +137,7 @@ def _sampling(bench: Bench, batch: int, size: int, channels: int, points: int) -
 GROUPS: dict[str, Callable[[Bench], None]] = {
     **{name: partial(elementwise, name) for name in ELEMENTWISE},
     "adopted": adopted.calls,
+    **checks.GROUPS,
     "grid_sample": sampling,
     "mlx-graph": mlx_graph.nodes,
     "mlx-lm": mlx_lm.models,

@@ -55,6 +55,7 @@ def checking(
     wanted = selection(kinds, ignore, kernels)
     known = None if baseline is None else known_findings.read(baseline)
     options = Options(
+        unwritten=not wanted.kinds.isdisjoint({"unwritten", "coverage"}),
         races="race" in wanted.kinds,
         uninitialised="uninitialised" in wanted.kinds,
         floats="nan" in wanted.kinds,

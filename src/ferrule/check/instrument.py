@@ -37,7 +37,7 @@ _RUNTIME_FLAGS = (
     "-fvisibility=hidden",
     "-w",
 )
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).resolve().parent / "watch"
 _UNSET = re.compile(
     r"^(\S+):(\d+):(\d+): warning: (.*) \[-W(?:maybe-)?uninitialized\]$", re.MULTILINE
 )
@@ -47,7 +47,7 @@ class Instrumented:
     """A kernel that is loaded for checking.
 
     Attributes:
-        library: exports `fr_entry` and what watch.cpp does.
+        library: exports `fr_entry`, and what watch/watch.cpp does.
         texts: body and header as they were compiled, whose columns the compiler names.
         unset: where a local variable is read that was never set, and the compiler's words.
     """
@@ -94,7 +94,7 @@ def instrumented(spec: Spec) -> Instrumented:
     ]
     flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
     base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
-    key = cache.digest("checked", *base, *flags, _runtime_text(), text)
+    key = cache.digest("checked", *base, *flags, _runtime_digest(), text)
 
     def make() -> bytes:
         try:
@@ -112,16 +112,16 @@ def instrumented(spec: Spec) -> Instrumented:
 
 
 @lru_cache(maxsize=1)
-def _runtime_text() -> str:
-    """watch.cpp with all that it includes of its own."""
-    text = (_FOLDER / "watch.cpp").read_text()
-    return re.sub(
-        r'#include "(\w+\.h)"\n', lambda match: (_FOLDER / match[1]).read_text(), text
-    ).replace("#pragma once\n", "")
+def _runtime_digest() -> str:
+    """Changes with every file of check/watch."""
+    files = sorted(_FOLDER.iterdir())
+    return cache.digest(*(file.read_bytes() for file in files if file.suffix in (".h", ".cpp")))
 
 
 def _runtime(compiler: toolchain.Compiler) -> bytes:
-    """The object file of watch.cpp."""
-    text, identity = _runtime_text(), (compiler.identity, toolchain.isa_identity())
-    key = cache.digest("checked runtime", SCHEMA, *identity, *_RUNTIME_FLAGS, text)
-    return cache.default().get_or_make(key, lambda: compiler.object(text, flags=_RUNTIME_FLAGS)[0])
+    """The object file of check/watch."""
+    identity = compiler.identity, toolchain.isa_identity()
+    key = cache.digest("checked runtime", SCHEMA, *identity, *_RUNTIME_FLAGS, _runtime_digest())
+    flags = [*_RUNTIME_FLAGS, f"-I{_FOLDER}"]
+    text = '#include "watch.cpp"\n'
+    return cache.default().get_or_make(key, lambda: compiler.object(text, flags=flags)[0])

@@ -18,7 +18,7 @@ from ..spec import Facts, Launch, Spec, extent
 from ..tools.binding import MORE, Progress, runtime
 from .instrument import Instrumented
 
-# Of watch.h.
+# Of watch/shared.h.
 _MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 128, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
@@ -46,7 +46,7 @@ class _Array(ctypes.Structure):
 
 
 class Event(ctypes.Structure):
-    """An event, as watch.h has it."""
+    """An event, as watch/shared.h has it."""
 
     _fields_ = (
         ("kind", ctypes.c_uint32),
@@ -75,6 +75,7 @@ class Event(ctypes.Structure):
 
 class _Options(ctypes.Structure):
     _fields_ = (
+        ("cells", ctypes.c_uint32),
         ("races", ctypes.c_uint32),
         ("uninitialised", ctypes.c_uint32),
         ("floats", ctypes.c_uint32),
@@ -101,13 +102,14 @@ class Options(NamedTuple):
     """What is looked for in a launch.
 
     Attributes:
-        races, uninitialised, floats: of these kinds.
+        unwritten, races, uninitialised, floats: of these kinds.
         same_values: also races of stores of equal values.
         reversed: threads and simdgroups run in the opposite order.
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: never.
     """
 
+    unwritten: bool = True
     races: bool = True
     uninitialised: bool = True
     floats: bool = True
@@ -198,8 +200,8 @@ def run(
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
-            options.races, options.uninitialised, options.floats, options.same_values,
-            options.reversed, *_not_finite(known),
+            any(options[:4]), options.races, options.uninitialised, options.floats,
+            options.same_values, options.reversed, *_not_finite(known),
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
         count = ctypes.c_uint(len(arrays))

@@ -1,10 +1,14 @@
-// What a text that is compiled for checking tells check/watch.cpp, beside what the compiler's own
+// What a text that is compiled for checking tells check/watch, beside what the compiler's own
 // instrumentation does. Other texts do not know these names.
 //
 // Hooks that blame the author's line are calls, never inlined: their return address says which.
 #pragma once
 #if defined(FR_CHECKED)
 
+// What is not the author's is not watched. Apart: not inlined either, for what is inlined into an
+// author's function is watched with it.
+#define FR_QUIET __attribute__((no_sanitize("thread", "undefined")))
+#define FR_APART inline __attribute__((noinline, no_sanitize("thread", "undefined")))
 #define FR_WATCH extern "C" __attribute__((visibility("hidden")))
 
 FR_WATCH unsigned fr_watch_current;  // the thread that runs, by its index in the threadgroup; -1: none
@@ -13,9 +17,9 @@ FR_WATCH void fr_watch_group(unsigned long unit, unsigned threads, const void* s
                              const char* stacks, unsigned long stack_bytes);
 FR_WATCH void fr_watch_thread_done(unsigned thread);
 FR_WATCH unsigned fr_watch_rounds[];  // of loops with barriers, by thread
-FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags);
+FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags, const void* caller);
 FR_WATCH void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done);
-FR_WATCH void fr_watch_operation();
+FR_WATCH void fr_watch_operation(const void* caller);
 FR_WATCH void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags);
 FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
@@ -25,4 +29,7 @@ FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 FR_WATCH void fr_watch_leave();  // defined by fiber.h: ends the thread that runs
 
+#else
+#define FR_QUIET
+#define FR_APART FR_FN
 #endif

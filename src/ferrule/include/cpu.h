@@ -39,7 +39,7 @@ struct group {
         dispatch_threads_per_threadgroup(l->threadgroup[0], l->threadgroup[1], l->threadgroup[2]),
         threadgroups_per_grid(l->groups[0], l->groups[1], l->groups[2]) {}
 
-  FR_FN void move_to(uint64_t index) {
+  FR_APART void move_to(uint64_t index) {
     const metal::uint3& g = threadgroups_per_grid;
     const metal::uint3& t = dispatch_threads_per_threadgroup;
     const uint64_t rest = index / g.x;
@@ -63,7 +63,7 @@ struct group {
     return (t.x * t.y * t.z + 3) / 4;
   }
   // The position of the thread with this index: x runs fastest.
-  FR_FN metal::uint3 position(unsigned index) const {
+  FR_APART metal::uint3 position(unsigned index) const {
     const metal::uint3& t = threads_per_threadgroup;
     const unsigned rest = index / t.x;
     return metal::uint3(index % t.x, rest % t.y, rest / t.y);

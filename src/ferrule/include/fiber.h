@@ -115,11 +115,11 @@ static fibers* fr_fibers;  // a checked launch runs on one thread, and knows whe
 static thread_local fibers* fr_fibers;
 #endif
 
-FR_FN fiber& self() { return *fr_fibers->current; }
+FR_QUIET FR_FN fiber& self() { return *fr_fibers->current; }
 
 inline unsigned matrix_own_lane() { return self().index % 32; }
 
-static __attribute__((noinline)) void suspend() {
+FR_QUIET static __attribute__((noinline)) void suspend() {
   fibers* f = fr_fibers;
   fr_switch(&f->current->stack_pointer, f->scheduler);
 }
@@ -129,23 +129,23 @@ static __attribute__((noinline)) void suspend() {
 template <unsigned PLACE> struct at {};
 
 struct place_mark {
-  FR_FN explicit place_mark(unsigned place) {
+  FR_APART explicit place_mark(unsigned place) {
     fiber& f = self();
     if (f.depth < MAX_DEPTH) f.path[f.depth] = path_step{place, 0};
     ++f.depth;
   }
-  FR_FN void tick() {
+  FR_APART void tick() {
     fiber& f = self();
     if (f.depth <= MAX_DEPTH) ++f.path[f.depth - 1].round;
 #if defined(FR_CHECKED)
     ++fr_watch_rounds[f.index];
 #endif
   }
-  FR_FN ~place_mark() { --self().depth; }
+  FR_APART ~place_mark() { --self().depth; }
   place_mark(const place_mark&) = delete;
 };
 
-inline int compare(const fiber& a, const fiber& b) {
+FR_QUIET inline int compare(const fiber& a, const fiber& b) {
   for (unsigned i = 0;; ++i) {
     const path_step &x = a.path[i], &y = b.path[i];
     if (x.place != y.place) return x.place < y.place ? -1 : 1;
@@ -155,21 +155,21 @@ inline int compare(const fiber& a, const fiber& b) {
 }
 
 // Wait with these operands at this place until the scheduler has run the operation.
-FR_FN void operate(unsigned place, void** operands, void (*run)(unsigned, void***)) {
+FR_APART void operate(unsigned place, void** operands, void (*run)(unsigned, void***)) {
   fiber& f = self();
   f.path[f.depth < MAX_DEPTH ? f.depth : MAX_DEPTH] = path_step{place, 0};
   f.operands = operands;
   f.run = run;
   f.state = fiber::AT_OPERATION;
 #if defined(FR_CHECKED)
-  fr_watch_operation();
+  fr_watch_operation(__builtin_return_address(0));
 #endif
   suspend();
 }
 
 // -- scheduler -----------------------------------------------------------------------------------
 
-inline void resume(fibers* f, fiber& lane) {
+FR_QUIET inline void resume(fibers* f, fiber& lane) {
   f->current = &lane;
 #if defined(FR_CHECKED)
   fr_watch_current = lane.index;
@@ -192,7 +192,7 @@ FR_FN unsigned turn(unsigned k, unsigned count) {
 
 // Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
 // when there is none: each lane is done or waits at a threadgroup barrier.
-inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
+FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
   f->first = first, f->count = count;
   for (unsigned k = 0; k < count; ++k) {
     const unsigned i = first + turn(k, count);
@@ -218,7 +218,7 @@ inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
   return true;
 }
 
-template <class BODY> void fiber_main(fiber* f) {
+template <class BODY> FR_QUIET void fiber_main(fiber* f) {
   (*static_cast<BODY*>(fr_fibers->body))(*fr_fibers->where, f->index);
 #if defined(FR_CHECKED)
   fr_watch_thread_done(f->index);
@@ -227,7 +227,7 @@ template <class BODY> void fiber_main(fiber* f) {
   suspend();
 }
 
-inline void prepare(fiber& lane, char* stack_top, void (*main)(fiber*)) {
+FR_QUIET inline void prepare(fiber& lane, char* stack_top, void (*main)(fiber*)) {
   void** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack_top) & ~uintptr_t(15));
 #if defined(__x86_64__)
   *--top = reinterpret_cast<void*>(&fr_start);  // popped by ret
@@ -251,7 +251,7 @@ inline void prepare(fiber& lane, char* stack_top, void (*main)(fiber*)) {
 
 // Run `body(group, thread index)` for every thread of the threadgroups begin … end.
 template <class BODY>
-void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
+FR_QUIET void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
   group g(l);
   if (w->scratch_bytes < sizeof(fibers) && !w->grow(w, sizeof(fibers))) return;
   fibers* f = static_cast<fibers*>(w->scratch);
@@ -294,14 +294,14 @@ void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY
 
 #if defined(FR_CHECKED)
 // A number for where a thread waits: the call, and the rounds of the loops around it.
-inline unsigned long place_of(const fiber& f, unsigned place) {
+FR_QUIET inline unsigned long place_of(const fiber& f, unsigned place) {
   unsigned long sum = place;
   for (unsigned i = 0; i < f.depth && i < MAX_DEPTH; ++i)
     sum = (sum * 31 + f.path[i].place) * 1000003 + f.path[i].round;
   return sum;
 }
 
-void leave_thread() {
+FR_QUIET inline void leave_thread() {
   self().state = fiber::DONE;
   suspend();
 }
@@ -324,7 +324,7 @@ template <class T> struct operand {
 };
 
 // What the barrier of a simdgroup orders.
-inline void order_lanes(unsigned mask, void*** operands) {
+FR_QUIET inline void order_lanes(unsigned mask, void*** operands) {
 #if defined(FR_CHECKED)
   const unsigned first = unsigned(__builtin_ctz(mask));
   const unsigned flags = *static_cast<unsigned*>(operands[first][0]);
@@ -360,7 +360,7 @@ namespace metal {
 #define FR_OPERATION(PREFIX, NAME, ...)                                  \
   template <unsigned P, class T> FR_FN T PREFIX##_##NAME(at<P>, T v) {   \
     void* operands[] = {&v};                                             \
-    operate(P, operands, [](unsigned mask, void*** o) {                  \
+    operate(P, operands, [](unsigned mask, void*** o) FR_QUIET {                  \
       operand<T> t(mask, o, 0);                                          \
       lanes::__VA_ARGS__(t.at, mask);                                    \
       t.back(mask, o);                                                   \
@@ -374,7 +374,7 @@ FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
   template <unsigned P, class T> FR_FN T PREFIX##_##NAME(at<P>, T v, ushort k) {   \
     unsigned d = k;                                                                \
     void* operands[] = {&v, &d};                                                   \
-    operate(P, operands, [](unsigned mask, void*** o) {                            \
+    operate(P, operands, [](unsigned mask, void*** o) FR_QUIET {                            \
       operand<T> t(mask, o, 0);                                                    \
       const operand<unsigned> k(mask, o, 1);                                       \
       FR_LANES(PREFIX, LANES, NAME, SOURCE)                                        \
@@ -392,7 +392,7 @@ FR_MOVES(FR_MOVE, simd, 32) FR_MOVES(FR_MOVE, quad, 4)
     T f = T(filling);                                                                        \
     unsigned d = k, n = modulo;                                                              \
     void* operands[] = {&v, &f, &d, &n};                                                     \
-    operate(P, operands, [](unsigned mask, void*** o) {                                      \
+    operate(P, operands, [](unsigned mask, void*** o) FR_QUIET {                                      \
       operand<T> t(mask, o, 0);                                                              \
       const operand<T> f(mask, o, 1);                                                        \
       const operand<unsigned> d(mask, o, 2), n(mask, o, 3, 1);                               \
@@ -408,7 +408,7 @@ FR_FILLS(FR_FILL, simd, 32) FR_FILLS(FR_FILL, quad, 4)
   template <unsigned P> FR_FN simd_vote PREFIX##_ballot(at<P>, bool v) {                            \
     uint64_t x = v;                                                                                 \
     void* operands[] = {&x};                                                                        \
-    operate(P, operands, [](unsigned mask, void*** o) {                                             \
+    operate(P, operands, [](unsigned mask, void*** o) FR_QUIET {                                             \
       operand<uint64_t> t(mask, o, 0);                                                              \
       unsigned b = 0;                                                                               \
       for (unsigned i = 0; i < 32; ++i) b |= unsigned(t.at[i] & 1) << i;                            \
@@ -435,9 +435,9 @@ FR_VOTES(simd, 32)
 FR_VOTES(quad, 4)
 #undef FR_VOTES
 
-template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags flags, int = 0) {
+template <unsigned P> FR_APART void threadgroup_barrier(at<P>, mem_flags flags, int = 0) {
 #if defined(FR_CHECKED)
-  fr_watch_barrier(place_of(self(), P), unsigned(flags));
+  fr_watch_barrier(place_of(self(), P), unsigned(flags), __builtin_return_address(0));
 #endif
   (void)flags;
   self().state = fiber::AT_BARRIER;
@@ -445,27 +445,27 @@ template <unsigned P> FR_FN void threadgroup_barrier(at<P>, mem_flags flags, int
 }
 template <unsigned P> FR_FN void simdgroup_barrier(at<P>, mem_flags flags, int = 0) {
   void* operands[] = {&flags};
-  operate(P, operands, [](unsigned mask, void*** o) { order_lanes(mask, o); });
+  operate(P, operands, [](unsigned mask, void*** o) FR_QUIET { order_lanes(mask, o); });
 }
 template <unsigned P> FR_FN void quadgroup_barrier(at<P>, mem_flags, int = 0) {
-  operate(P, nullptr, [](unsigned, void***) {});
+  operate(P, nullptr, [](unsigned, void***) FR_QUIET {});
 }
 
 template <unsigned P, class T, class Q, class S = int>
 FR_FN void simdgroup_load(at<P>, simdgroup_matrix<T, 8, 8>& m, const Q* p, S stride = 8,
                           ulong2 origin = ulong2(0, 0), bool transpose = false) {
-  operate(P, nullptr, [](unsigned, void***) {});
+  operate(P, nullptr, [](unsigned, void***) FR_QUIET {});
   lanes::matrix_load(self().index % 32, m, p, stride, origin, transpose);
 }
 template <unsigned P, class T, class Q, class S = int>
 FR_FN void simdgroup_store(at<P>, const simdgroup_matrix<T, 8, 8>& m, Q* p, S stride = 8,
                            ulong2 origin = ulong2(0, 0), bool transpose = false) {
   lanes::matrix_store(self().index % 32, m, p, stride, origin, transpose);
-  operate(P, nullptr, [](unsigned, void***) {});
+  operate(P, nullptr, [](unsigned, void***) FR_QUIET {});
 }
 
 template <bool ADD, class D, class A, class B, class C>
-void matrix_operation(unsigned, void*** o) {
+FR_QUIET void matrix_operation(unsigned, void*** o) {
   D* d[32];
   const A* a[32];
   const B* b[32];

@@ -53,14 +53,14 @@ def text(p: Prepared, *, checked: bool = False) -> str:
         marked,
         "fibers",
         f"""\
-{template_head(p.spec)}static void fr_kernel(
+{template_head(p.spec)}static{" __attribute__((noinline))" if checked else ""} void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i{comma(params)}{names}) {{
   const metal::uint3 fr_p = fr_g.position(fr_i);
   (void)fr_p;
 {values}{body(p, source)}}}
 """,
         "  ::fr::fiber_groups(fr_l, fr_begin, fr_end, fr_w, [&](const ::fr::group& fr_g, unsigned "
-        "fr_i) {\n    fr_kernel{values}(fr_g, fr_i{arguments});\n  });\n",
+        "fr_i) FR_QUIET {\n    fr_kernel{values}(fr_g, fr_i{arguments});\n  });\n",
         params,
         units="threadgroups",
     )

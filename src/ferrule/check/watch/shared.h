@@ -1,4 +1,4 @@
-// What check/watched.py and check/watch.cpp share: plain structures, laid out alike by both.
+// What check/watched.py and this folder share: plain structures, laid out alike by both.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -56,6 +56,7 @@ struct watch_event {
 };
 
 struct watch_options {
+  uint32_t cells;  // whether anything is kept of accesses
   uint32_t races, uninitialised, floats, same_values;  // what to look for; same_values: also of equal stores
   uint32_t reversed;
   uint32_t may_be_infinite, may_be_nan;  // an input is: then so are outputs

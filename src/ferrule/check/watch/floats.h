@@ -1,0 +1,69 @@
+// NaN and infinity: the processor says which instruction makes one. It traps, is noted, and goes on
+// without traps until the thread's next access.
+#pragma once
+#include "state.h"
+
+#include <ucontext.h>
+
+namespace {
+
+constexpr unsigned MOST_TRAPS = 4096;
+
+void arm() {
+  w.disarmed = false;
+  w.attention = w.stop;
+#if defined(__x86_64__)
+  if (w.trapped < MOST_TRAPS && w.options.floats)
+    __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0x3fu) & ~0x680u);  // invalid, by zero, overflow
+#endif
+}
+
+void disarm() {
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0x3fu) | 0x1f80u);
+#endif
+}
+
+void note(fault_origin& from, uintptr_t pc) {
+  for (unsigned i = 1; i < MOST_ORIGINS && from.pc[i] != pc; ++i)
+    if (!from.pc[i]) from.pc[i] = pc;
+}
+
+#if defined(__x86_64__)
+// Conversions to integers and comparisons make no NaN.
+bool makes_floats(const unsigned char* p) {
+  while (*p == 0xf3 || *p == 0xf2 || *p == 0x66 || (*p & 0xf0) == 0x40) ++p;
+  unsigned op = 0;
+  if (*p == 0x0f) op = p[1];
+  else if (*p == 0xc5) op = p[2];
+  else if (*p == 0xc4 && (p[1] & 31) == 1) op = p[3];
+  else if (*p == 0x62 && (p[1] & 7) == 1) op = p[4];
+  return op != 0x2c && op != 0x2d && op != 0x2e && op != 0x2f && op != 0x5b && op != 0xe6 && op != 0xc2 &&
+         op != 0x78 && op != 0x79 && op != 0x7a && op != 0x7b;
+}
+#endif
+
+void on_trap(int number, siginfo_t* info, void* context) {
+#if defined(__x86_64__)
+  const bool floats = info->si_code == FPE_FLTINV || info->si_code == FPE_FLTDIV || info->si_code == FPE_FLTOVF;
+  if (w.open && floats) {
+    ucontext_t* u = static_cast<ucontext_t*>(context);
+    const uintptr_t pc = uintptr_t(u->uc_mcontext.gregs[REG_RIP]);
+    u->uc_mcontext.fpregs->mxcsr = (u->uc_mcontext.fpregs->mxcsr & ~0x3fu) | 0x1f80u;
+    w.disarmed = true;
+    w.attention = 1;
+    ++w.trapped;
+    if (fr_watch_current != NOBODY && makes_floats(reinterpret_cast<const unsigned char*>(pc))) {
+      fault_origin* all = info->si_code == FPE_FLTINV ? w.invalid : w.infinite;
+      note(all[fr_watch_current], pc + 1);
+      note(all[MOST_THREADS], pc + 1);
+    }
+    return;
+  }
+#endif
+  if (w.fpe_before.sa_flags & SA_SIGINFO) w.fpe_before.sa_sigaction(number, info, context);
+  else if (w.fpe_before.sa_handler != SIG_DFL && w.fpe_before.sa_handler != SIG_IGN) w.fpe_before.sa_handler(number);
+  else signal(number, SIG_DFL);
+}
+
+}  // namespace

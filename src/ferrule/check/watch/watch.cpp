@@ -1,0 +1,203 @@
+// Watches a kernel that the compiler has instrumented (-fsanitize=thread, and some of undefined): this
+// is compiled without that, and linked into the library in place of the sanitizers' own runtimes.
+//
+// Arrays lie far apart in address space that nothing else uses, so each address says which array is
+// meant, however far it misses. What is outside finds zeros, and what is written there is nobody's.
+// For each few bytes of outputs and of threadgroup memory a cell keeps who wrote and read them last.
+// Threads run one after the other, so time is a number (`epoch`) that each barrier, fence and
+// threadgroup raises; two accesses race if nothing ordered their epochs.
+//
+// `shared.h` is what Python knows, `state.h` all that is kept.
+#include "accesses.h"
+#include "arithmetic.h"
+#include "instrumentation.h"
+#include "memory.h"
+
+// -- what Python calls -----------------------------------------------------------------------------
+
+// Makes room for the arrays and tells where each lies. False where there is no memory.
+API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* options, uint64_t groups) {
+  unmap();
+  memset(&w, 0, sizeof w);
+  w.told = arrays, w.options = *options, w.most_groups = groups + 1;
+  dl_iterate_phdr(find_image, nullptr);
+  void* base = mmap(nullptr, MOST_ARRAYS * ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return 0;
+  w.base = uint64_t(base);
+  if (!map_table(w.group_epoch, w.most_groups) || !map_table(w.group_unit, w.most_groups) ||
+      !map_table(w.group_threads, w.most_groups))
+    return 0;
+  for (w.used = 0; w.used < count; ++w.used) {
+    watch_array& told = arrays[w.used];
+    array_state& a = w.array[w.used];
+    a.output = told.output, a.written = told.written, a.floats = told.floats;
+    if (!map_array(w.used, told.bytes) || (a.output && options->cells && !map_cells(a, told.item))) return 0;
+    told.address = a.begin;
+  }
+  fr_watch_reversed = options->reversed;
+  fr_watch_current = NOBODY;
+  w.open = true;
+  return 1;
+}
+
+// Asks the launch, from another thread, to come to an end.
+API void fr_watch_stop() { w.stop = w.attention = 1; }
+
+API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, void* worker) {
+  const uintptr_t frame = uintptr_t(__builtin_frame_address(0));
+  w.stack_begin = frame - (uintptr_t(1) << 20), w.stack_end = frame + (uintptr_t(1) << 14);
+  struct sigaction ours;
+  memset(&ours, 0, sizeof ours);
+  ours.sa_sigaction = on_trap;
+  ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+  sigaction(SIGFPE, &ours, &w.fpe_before);
+  for (uint64_t u = begin; u < end && !w.stop; ++u) l->entry(l->launch, l->units[u], l->units[u] + 1, worker);
+  fr_watch_current = NOBODY;
+  disarm();
+  sigaction(SIGFPE, &w.fpe_before, nullptr);
+}
+
+// How many events there are, and how many threads could not go on; what was not written is told
+// with the arrays. Their memory stays until the next `fr_watch_open` or `fr_watch_close`.
+API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsigned* arrays) {
+  for (unsigned i = 0; i < w.used; ++i) {
+    const array_state& a = w.array[i];
+    watch_array& told = w.told[i];
+    told.unwritten = 0;
+    if (!a.cells || a.written || a.shared || !told.item) continue;
+    const unsigned whole = (1u << (1u << a.grain)) - 1;
+    const uint64_t cells = told.item >> a.grain;
+    for (uint64_t k = 0, n = told.bytes / told.item; k < n; ++k) {
+      bool all = true;
+      for (uint64_t c = k * cells; c < (k + 1) * cells; ++c) all = all && (a.cells[c].written & whole) == whole;
+      if (!all && !told.unwritten++) told.first_unwritten = k;
+    }
+  }
+  *events = w.event, *ended = w.ended, *arrays = w.used;
+  return w.events;
+}
+
+API void fr_watch_close() {
+  unmap();
+  memset(&w, 0, sizeof w);
+}
+
+// -- what a text calls (include/checked.h) ----------------------------------------------------------
+
+HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scratch, unsigned long bytes,
+                         const char* stacks, unsigned long stack_bytes) {
+  w.scratch_begin = uintptr_t(scratch), w.scratch_end = w.scratch_begin + bytes;
+  w.fibers_begin = uintptr_t(stacks), w.fibers_end = w.fibers_begin + stack_bytes;
+  w.group = unit, w.threads = threads;
+  advance();
+  w.group_first = w.device_since = w.shared_since = w.epoch;
+  w.released = 0;
+  w.group_epoch[w.groups] = w.epoch, w.group_unit[w.groups] = unit, w.group_threads[w.groups] = threads;
+  if (w.groups + 1 < w.most_groups) ++w.groups;
+  for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = w.epoch;
+  memset(fr_watch_rounds, 0, threads * sizeof fr_watch_rounds[0]);
+  memset(w.left, 0, threads * sizeof w.left[0]);
+  memset(w.invalid, 0, threads * sizeof w.invalid[0]);
+  memset(w.infinite, 0, threads * sizeof w.infinite[0]);
+  arm();
+}
+
+HOOK void fr_watch_thread_done(unsigned) {
+  if (w.store.size) settle();
+}
+
+HOOK void fr_watch_barrier(unsigned long place, unsigned flags, const void* caller) {
+  if (w.store.size) settle();
+  w.barrier[fr_watch_current].place = place;
+  w.barrier[fr_watch_current].flags = flags;
+  w.barrier[fr_watch_current].pc = uintptr_t(caller);
+  check_stop(uintptr_t(caller));
+}
+
+// The barrier lets the threads that wait there go on; all others are done.
+HOOK void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done) {
+  unsigned first = NOBODY, missing = NOBODY, flags = 0;
+  for (unsigned i = 0; i < threads; ++i) {
+    if (states[i * stride] == done) {
+      if (missing == NOBODY && !w.left[i]) missing = i;
+      continue;
+    }
+    flags |= w.barrier[i].flags;
+    if (first == NOBODY) first = i;
+    else if (w.barrier[i].place != w.barrier[first].place) {
+      if (watch_event* e = add(DIVERGENCE, -1, w.barrier[i].pc, w.barrier[first].pc))
+        e->thread = i, e->other_thread = first, e->other_threads = threads;
+    }
+  }
+  if (first == NOBODY) return;
+  if (missing != NOBODY)
+    if (watch_event* e = add(DIVERGENCE, -1, w.barrier[first].pc))
+      e->thread = first, e->other_thread = missing, e->other_threads = threads, e->value[0] = 1;
+  order(flags);
+}
+
+HOOK void fr_watch_operation(const void* caller) {
+  if (w.store.size) settle();
+  w.operation[fr_watch_current] = uintptr_t(caller);
+  check_stop(uintptr_t(caller));
+}
+
+HOOK void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags) {
+  const unsigned simdgroup = first / 32, all = count == 32 ? ~0u : (1u << count) - 1;
+  for (unsigned i = 0; i < count && mask != all; ++i) {
+    if (((mask >> i) & 1) || w.left[first + i]) continue;
+    const unsigned waits = first + unsigned(__builtin_ctz(mask));
+    if (watch_event* e = add(DIVERGENCE, -1, w.operation[waits]))
+      e->thread = waits, e->other_thread = first + i, e->other_threads = w.threads, e->value[0] = 2;
+    break;
+  }
+  advance();
+  if (flags & TO_DEVICE) w.simd_device[simdgroup] = w.epoch, w.released = w.epoch - 1;
+  if (flags & TO_THREADGROUP) w.simd_shared[simdgroup] = w.epoch;
+}
+
+HOOK void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation) {
+  if (watch_event* e = add(LANE, -1, w.operation[thread])) {
+    e->thread = thread, e->value[0] = from, e->value[1] = lanes;
+    copy_text(e->text, operation);
+  }
+}
+
+HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes, unsigned long item,
+                           unsigned long, int floats) {
+  for (unsigned i = 0; i < w.used; ++i)
+    if (w.array[i].key == key) return reinterpret_cast<void*>(w.array[i].begin);
+  if (w.used == MOST_ARRAYS) leave();
+  array_state& a = w.array[w.used];
+  watch_array& told = w.told[w.used];
+  a.key = key, a.shared = a.output = true, a.floats = unsigned(floats);
+  told.bytes = bytes, told.item = item, told.shared = line, told.output = 1, told.floats = unsigned(floats);
+  copy_text(told.name, name);
+  if (!map_array(w.used, bytes) || (w.options.cells && !map_cells(a, item))) leave();
+  return reinterpret_cast<void*>(w.array[w.used++].begin);
+}
+
+HOOK void fr_watch_shift(unsigned bits, long count) {
+  if (fr_watch_current == NOBODY) return;
+  if (watch_event* e = add(SHIFT, -1, CALLER)) e->value[0] = bits, e->value[1] = uint64_t(count);
+}
+
+HOOK void fr_watch_half(float value) {
+  if (fr_watch_current == NOBODY) return;
+  if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
+}
+
+HOOK void fr_watch_made(float value) {
+  if (fr_watch_current == NOBODY) return;
+  fault_origin* all = value != value ? w.invalid : w.infinite;
+  if (!all[fr_watch_current].pc[0]) all[fr_watch_current].pc[0] = CALLER;
+  if (!all[MOST_THREADS].pc[0]) all[MOST_THREADS].pc[0] = CALLER;
+}
+
+HOOK void fr_watch_assert(const char* condition, unsigned, double left, double right) {
+  if (fr_watch_current == NOBODY) return;
+  if (watch_event* e = add(ASSERTION, -1, CALLER)) {
+    copy_text(e->text, condition);
+    memcpy(&e->value[0], &left, 8), memcpy(&e->value[1], &right, 8);
+  }
+}
