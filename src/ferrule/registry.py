@@ -72,6 +72,12 @@ def _architecture(name: str) -> devices.Device | None:
     return device(name) if name.startswith(("sm_", "compute_")) else None
 
 
+def _checking() -> Any:
+    from .check.checking import checking
+
+    return checking
+
+
 def register(load_ops: Callable[[], ModuleType]) -> None:
     """Offer them, and `ferrule.ops` to hosts; `ferrule` does so when it is imported."""
     hosts.offered.update(numpy=_numpy, torch=_torch, mlx=_mlx, cupy=_cupy, dlpack=_dlpack)
@@ -87,4 +93,5 @@ def register(load_ops: Callable[[], ModuleType]) -> None:
     hosts.graphs["MLX"] = _mlx_nodes
     hosts.registrars["torch"] = _torch_op
     hosts.ops[:] = [load_ops]
+    devices.checks[:] = [_checking]
     devices.offered.update(cpu=_cpu, cuda=_cuda, sm=_architecture, compute=_architecture)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ..devices import protocol as devices
+from ..hosts import protocol as hosts
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
@@ -22,7 +23,7 @@ def checking(
     kernels: Iterable[str] | None = None,
     sample: int | None = None,
     same_values: bool = False,
-    reverse: bool = False,
+    stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
 ) -> Iterator[Findings]:
@@ -32,7 +33,8 @@ def checking(
     does not raise for what it finds, does not write outside its arrays, and goes on: reads outside
     give zero, writes there are dropped. A thread that cannot go on, since it would write to its
     own stack or to anywhere, is ended. All calls take the long way meanwhile, in all threads, and
-    nodes of MLX's graphs are evaluated when they are made, unless MLX traces.
+    nodes of MLX's graphs are evaluated when they are made, and functions that `mx.compile` made
+    run as they were written.
 
     Args:
         kinds: the kinds of findings that are wanted (`Finding`); None: all.
@@ -41,7 +43,9 @@ def checking(
         sample: at most so many threadgroups of a launch run, the first and the last among them;
             then nothing is said of elements that were not written. None: all.
         same_values: also report races of stores that store equal values.
-        reverse: threads and simdgroups run in the opposite order.
+        stress: run each launch again with its threads in the opposite order, and with other
+            threadgroups; where results differ, that is told as ``"lanes"``. Kernels that are
+            written for one size of threadgroups fail it.
         time_limit: seconds after which a launch is ended; None: never.
         baseline: a file of known findings, which are left out at the end.
 
@@ -60,12 +64,12 @@ def checking(
         uninitialised="uninitialised" in wanted.kinds,
         floats="nan" in wanted.kinds,
         same_values=same_values,
-        reversed=reverse,
+        stress=stress,
         sample=sample,
         seconds=time_limit,
     )
     watch, before = Watch(options, wanted), devices.watcher
-    with fastcall.bypassed():
+    with fastcall.bypassed(), hosts.uncompiled():
         devices.watcher = watch
         try:
             yield watch.findings

@@ -105,6 +105,7 @@ class Options(NamedTuple):
         unwritten, races, uninitialised, floats: of these kinds.
         same_values: also races of stores of equal values.
         reversed: threads and simdgroups run in the opposite order.
+        stress: each launch is run in other orders and threadgroups, too.
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: never.
     """
@@ -115,6 +116,7 @@ class Options(NamedTuple):
     floats: bool = True
     same_values: bool = False
     reversed: bool = False
+    stress: bool = False
     sample: int | None = None
     seconds: float | None = None
 

@@ -18,6 +18,7 @@ from .instrument import Instrumented, instrumented
 from .lines import Place
 from .messages import position, shown, words
 from .select import Selection, unsuppressed
+from .stress import bytes_of, differences
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
@@ -91,11 +92,20 @@ class Watch:
         if 0 in launch.grid:
             return True
         kernel = instrumented(spec)
+        before = bytes_of(outputs) if self.options.stress else []
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
-        found = _Reader(spec, kernel, inputs, outputs, launch, result)
+        reader = _Reader(spec, kernel, inputs, outputs, launch, result)
+        found = reader.findings()
+        if self.options.stress:
+
+            def again(others: Sequence[Facts], other: Launch, reverse: bool) -> None:
+                options = self.options._replace(reversed=reverse)
+                watched.run(kernel, spec, inputs, others, other, options)
+
+            told = differences(spec.kernel, outputs, before, again, launch)
+            found += [reader.unstable(message) for message in told]
         self.findings.launches += 1
-        wanted = self._wanted.of(unsuppressed(spec.kernel, found.findings()))
-        self.findings.include(spec.kernel, wanted)
+        self.findings.include(spec.kernel, self._wanted.of(unsuppressed(spec.kernel, found)))
         if result.ran < result.groups:
             self.findings.note(
                 f"kernel {spec.kernel.name!r}: {result.ran:,} of {result.groups:,} threadgroups "
@@ -172,6 +182,14 @@ class _Reader:
             found += self._unwritten()
             found += self._coverage(found)
         return found
+
+    def unstable(self, message: str) -> Finding:
+        """Of results that depend on how a launch is run."""
+        hint = (
+            "Take widths from threads_per_threadgroup and threads_per_simdgroup, and let no result "
+            "depend on which thread comes first."
+        )
+        return self._finding("lanes", None, message, hint)
 
     def _finding(
         self, kind: str, place: Place | None, message: str, hint: str, **more: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike, fspath
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -234,6 +235,15 @@ class Watcher(Protocol):
 
 # Who watches; `ferrule.check` sets it.
 watcher: Watcher | None = None
+
+# What gives `ferrule.checking`, once there is one.
+checks: list[Callable[[], Callable[..., AbstractContextManager[list[Any]]]]] = []
+
+
+def checking() -> AbstractContextManager[list[Any]]:
+    """A block in which kernels are checked; a list of what is found."""
+    return checks[0]()()
+
 
 # What makes devices, by how their names begin: ``"cpu"``, ``"cuda"``, ``"sm"``. None for a name
 # that is no device's.

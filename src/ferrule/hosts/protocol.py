@@ -6,9 +6,11 @@ dictionary of names, so that no library is imported unless the caller has import
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -207,6 +209,16 @@ def nodes(values: Iterable[Any], dtype: object = None) -> ModuleType | None:
         name = of_dtype(dtype).name
     make = graphs.get(name)
     return None if make is None else make()
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Have lazy graphs that are imported run functions as they were written, and not what they made
+    of them, inside a ``with`` block."""
+    with contextlib.ExitStack() as stack:
+        if "mlx.core" in sys.modules and "MLX" in graphs:
+            stack.enter_context(graphs["MLX"]().uncompiled())
+        yield
 
 
 def of_dtype(value: object) -> Host:

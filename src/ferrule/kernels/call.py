@@ -120,7 +120,7 @@ class CallableKernel:
             DeviceError: the arrays are on a device that ferrule cannot use.
         """
         again = self._again
-        if again is not None and verbose is False:
+        if again is not None and verbose is False and not fastcall.bypasses:
             nodes: list[Any] = again(
                 inputs,
                 stream,
@@ -292,6 +292,22 @@ class CallableKernel:
             raise arguments.renamed(error, arguments.label_of(kernel, "stream")) from error
         return host, device, queue, facts, arrays, copies, owners
 
+    def check(self, **call: Any) -> list[Any]:
+        """What `ferrule.checking` finds in one call with arrays of NumPy, torch or MLX: a list of
+        `ferrule.Finding`.
+
+        Args:
+            call: as `__call__` takes it.
+
+        Raises:
+            KernelError, KernelTypeError, CompileError, DeviceError: as a call does.
+        """
+        from ..devices import protocol as devices
+
+        with devices.checking() as findings:
+            self(**call)
+        return findings
+
     def text(
         self,
         device: str = "cpu",
@@ -427,7 +443,7 @@ class CallableKernel:
 
         if self._repeated is None:
             self._repeated = repeated.repeated_calls(self.kernel)
-        if self._repeated is not None and not fastcall.bypassing():
+        if self._repeated is not None and not fastcall.bypasses:
             self._repeated.remember(call, *what)
 
     def _load(

@@ -268,7 +268,7 @@ class Bound:
         """The address of a new entry, which lives as long as C may use it."""
         entry = Entry()
         held = fill(entry, native)
-        remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypassing()
+        remembered = self.structure.entries < _MOST_ENTRIES and not fastcall.bypasses
         (self.entries if remembered else self.recent).append((entry, held))
         entry.words = 0 if remembered else -1  # C keeps in no table what may go
         return ctypes.addressof(entry)

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..devices import protocol as devices
 from ..errors import FerruleError, KernelError, KernelTypeError, RuleError
 from ..hosts import imported
 from ..rules.rule import Rule
+from ..tools import fastcall
 from . import call as op_call
 from . import entries as op_entries
 from .declared import (
@@ -130,7 +132,11 @@ class Op(Declared):
         """
         if named or len(args) != self._count:
             args = self.ordered(args, named)
-        if not imported.traced() and (caller := self.callers.get(type(args[self._first]))):
+        if (
+            not imported.traced()
+            and not fastcall.bypasses
+            and (caller := self.callers.get(type(args[self._first])))
+        ):
             try:
                 result = caller(*args)
             except RuntimeError as error:
@@ -146,6 +152,19 @@ class Op(Declared):
             self.callers[np.ndarray] = op_entries.numpy_caller(self)
         result = self.callers[np.ndarray](*args)
         return op_call.call(self, args) if result is NotImplemented else result
+
+    def check(self, *args: Any, **named: Any) -> list[Any]:
+        """What `ferrule.checking` finds in one call: a list of `ferrule.Finding`.
+
+        Args:
+            args, named: as `__call__` takes them.
+
+        Raises:
+            KernelError, KernelTypeError, CompileError, DeviceError: as a call does.
+        """
+        with devices.checking() as findings:
+            self(*args, **named)
+        return findings
 
     def ordered(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """A call's inputs, in the rule's order."""

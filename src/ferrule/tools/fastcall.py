@@ -31,7 +31,7 @@ _RUNTIME = "cublas.h cuda_launch.h cuda_units.h faults.h platform.h runtime.c ru
 RUNTIME_SOURCES = tuple(_RUNTIME.split())  # of `binding.runtime`, which setup.py builds, too
 
 _changing = threading.Lock()
-_bypassing = 0  # how many `bypassed` blocks there are
+bypasses = 0  # how many `bypassed` blocks there are, in all threads
 _told: list[Callable[[bool], object]] = []
 
 
@@ -87,26 +87,21 @@ def bypassed() -> Iterator[None]:
 
 
 def _change(by: int) -> None:
-    global _bypassing
+    global bypasses
     module = library()
     with _changing:
-        _bypassing += by
+        bypasses += by
         if module is not None:
             module.bypass(by)
         for told in _told:
-            told(_bypassing > 0)
-
-
-def bypassing() -> bool:
-    """Whether some thread is in `bypassed`."""
-    return _bypassing > 0
+            told(bypasses > 0)
 
 
 def tell_when_bypassed(told: Callable[[bool], object]) -> None:
     """Call a function with whether some thread is in `bypassed`, now and when that changes."""
     with _changing:
         _told.append(told)
-        told(_bypassing > 0)
+        told(bypasses > 0)
 
 
 _states: dict[int, ctypes.Structure] = {}  # C keeps their addresses

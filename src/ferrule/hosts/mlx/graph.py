@@ -4,7 +4,7 @@ without Metal, records for that file."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -41,6 +41,30 @@ def call_kernel(*call: Any) -> list[mx.array] | None:
     if devices.watcher is not None and nodes is not None:
         _evaluate(nodes)
     return nodes
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run what `mx.compile` made as it was written, inside a ``with`` block."""
+    traced = False
+
+    def probe(x: mx.array) -> mx.array:
+        nonlocal traced
+        try:
+            mx.eval(x)
+        except (RuntimeError, ValueError):
+            traced = True
+        return x
+
+    mx.compile(probe)(mx.array(0))
+    if not traced:  # somebody else has seen to it
+        yield
+        return
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 def _evaluate(nodes: Any) -> None:
