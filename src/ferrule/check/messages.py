@@ -30,6 +30,7 @@ _KIND = {
     "WRITE_TO_INPUT": "alias",
     "GAVE_UP": "divergence",
     "ASSERTION": "arithmetic",
+    "CRASH": "bounds",
 }
 
 
@@ -195,6 +196,14 @@ def _gave_up(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     )
 
 
+def _crash(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    return (
+        "the launch ended with a fault after this line: a thread's stack of 128 KiB overflowed, or "
+        "was overwritten.",
+        "Look for recursion, for large private arrays, and for writes outside of them.",
+    )
+
+
 def _lane(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     lane, lanes = event.value[0], event.value[1]
     there = f"lane {lane}" if lane < lanes else f"lane {lane}, and there are {lanes} lanes"
@@ -303,4 +312,5 @@ _WORDS = {
     "WRITE_TO_INPUT": _write_to_input,
     "GAVE_UP": _gave_up,
     "ASSERTION": _assertion,
+    "CRASH": _crash,
 }

@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..devices.cpu.program import described
 from ..dtypes import Dtype
 from ..errors import DeviceError
+from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec, extent
 from ..tools.binding import MORE, Progress, runtime
 from .instrument import Instrumented
 
 # Of watch/shared.h.
-_MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 128, 4, 6, 48
+_MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 256, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
-    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION",
+    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
@@ -203,7 +206,7 @@ def run(
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
             any(options[:4]), options.races, options.uninitialised, options.floats,
-            options.same_values, options.reversed, *_not_finite(known),
+            options.same_values, options.reversed, *_not_finite(spec.kernel, known),
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
         count = ctypes.c_uint(len(arrays))
@@ -249,18 +252,36 @@ def _arrays(
         is_output = i >= len(inputs)
         array = Watched(name, fact.shape, fact.dtype, item, count * item, first * item)
         arrays.append((array, is_output, not is_output or filled[i - len(inputs)]))
-    for name, fact in zip(spec.kernel.input_names, inputs, strict=True):
-        rank = len(fact.shape)
+    for i in described(spec.kernel):
+        name, rank = spec.kernel.input_names[i], len(inputs[i].shape)
         for part, item in (("shape", 4), ("strides", 8)):
-            arrays.append(
-                (Watched(f"{name}_{part}", (rank,), None, item, rank * item), False, True)
-            )
+            table = Watched(f"{name}_{part}", (rank,), None, item, rank * item)
+            arrays.append((table, False, True))
     return arrays, copies
 
 
-def _not_finite(facts: Sequence[Facts]) -> tuple[bool, bool]:
-    """Whether arrays have infinities, and NaN, before the launch."""
-    infinite = nan = False
+_WRITTEN_INFINITY = re.compile(
+    r"(-?)\s*(?:\w+::)*(?:INFINITY|HUGE_VALF?|infinity\s*\(\)|Limits<[^>]*>::(?:max|min))"
+    r"|0x7f800000|0x7f80\b|0x7c00|0xff800000|0xff80\b|0xfc00",
+    re.IGNORECASE,
+)
+_WRITTEN_NAN = re.compile(r"\bNAN\b|\bnan[fh]?\s*\(|quiet_NaN|0x7fc0|0x7fff|0xffff|0x7e00", re.I)
+
+
+def _written(kernel: Kernel) -> tuple[int, bool]:
+    """Which infinities the author writes, a bit for each sign, and whether NaN."""
+    text = f"{kernel.header}\n{kernel.source}"
+    infinite = 0
+    for match in _WRITTEN_INFINITY.finditer(text):
+        word = match[0].lower()
+        infinite |= 2 if word.startswith(("-", "0xf")) or word.endswith("min") else 1
+    return infinite, _WRITTEN_NAN.search(text) is not None
+
+
+def _not_finite(kernel: Kernel, facts: Sequence[Facts]) -> tuple[int, bool]:
+    """Which infinities may be stored, a bit for each sign, and whether NaN: those that arrays have
+    before the launch, and those that the author writes."""
+    infinite, nan = _written(kernel)
     for fact in facts:
         if fact.dtype.kind not in "fc" or fact.dtype.name.startswith("float8") or not fact.size:
             continue
@@ -270,7 +291,8 @@ def _not_finite(facts: Sequence[Facts]) -> tuple[bool, bool]:
         values = np.frombuffer(memoryview(memory), dtype=fact.dtype.numpy)
         if fact.dtype.name == "bfloat16":
             values = values.astype(np.float32)
-        infinite = infinite or bool(np.isinf(values).any())
+        if np.isinf(values).any():
+            infinite = 3  # a difference of one is of the other sign
         nan = nan or bool(np.isnan(values).any())
     return infinite, nan
 
@@ -287,7 +309,7 @@ class _Block:
         groups: Sequence[int],
     ) -> None:
         n, m = len(inputs), len(inputs) + len(outputs)
-        self._inputs, self._all = inputs, m
+        self._inputs, self._all, self._described = inputs, m, described(spec.kernel)
         self._words = np.zeros(9 + m + 3 * n + 1, np.uint64)
         self.address, self.size = self._words.ctypes.data, self._words.nbytes
         tables = [9, 9 + m, 9 + m + n, 9 + m + 2 * n]
@@ -298,19 +320,19 @@ class _Block:
         ranks[:n] = [len(fact.shape) for fact in inputs]
 
     def fill(self, addresses: Sequence[int]) -> None:
-        """Say where the arrays lie, and give their shapes and strides places of their own."""
+        """Say where the arrays lie, and give shapes and strides places of their own."""
         n, m = len(self._inputs), self._all
         self._words[9 : 9 + m] = addresses[:m]
-        for i, fact in enumerate(self._inputs):
-            shape, strides = addresses[m + 2 * i], addresses[m + 2 * i + 1]
+        for k, i in enumerate(self._described):
+            fact, (shape, strides) = self._inputs[i], addresses[m + 2 * k : m + 2 * k + 2]
             self._words[9 + m + i], self._words[9 + m + n + i] = shape, strides
-            for at, values, dtype in (
-                (shape, fact.shape, np.int32),
-                (strides, fact.strides, np.int64),
-            ):
-                if values:
-                    bytes_ = np.array(values, dtype).tobytes()
-                    ctypes.memmove(at, bytes_, len(bytes_))
+            _put(shape, np.array(fact.shape, np.int32))
+            _put(strides, np.array(fact.strides, np.int64))
+
+
+def _put(address: int, values: np.ndarray[Any, Any]) -> None:
+    if values.size:
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
 
 @contextmanager
@@ -319,13 +341,21 @@ def _limit(watch: ctypes.CDLL, seconds: float | None) -> Iterator[None]:
     if seconds is None:
         yield
         return
-    timer = threading.Timer(seconds, watch.fr_watch_stop)
-    timer.daemon = True
-    timer.start()
+    done = threading.Event()
+
+    def end() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            watch.fr_watch_stop()
+            wait = 0.02
+
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
+        thread.join()
 
 
 def _start(
@@ -356,7 +386,8 @@ def _result(
     status: int,
 ) -> Result:
     events, ended, used = ctypes.POINTER(Event)(), ctypes.c_uint64(), ctypes.c_uint()
-    count = watch.fr_watch_results(ctypes.byref(events), ctypes.byref(ended), ctypes.byref(used))
+    told = (ctypes.byref(value) for value in (events, ended, used))
+    count = watch.fr_watch_results(*told, status)
     copies = [Event.from_buffer_copy(events[i]) for i in range(count)]
     known = [array for array, *_ in arrays]
     known = [

@@ -178,7 +178,7 @@ class _Reader:
         found = [self._of_event(event) for event in _without_echoes(self._result, self._kernel)]
         found += self._unset()
         found += self._shared_memory()
-        if self._result.ran == self._result.groups:
+        if self._result.ran == self._result.groups and not self._result.status:
             found += self._unwritten()
             found += self._coverage(found)
         return found

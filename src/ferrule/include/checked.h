@@ -15,6 +15,7 @@ FR_WATCH unsigned fr_watch_current;  // the thread that runs, by its index in th
 FR_WATCH unsigned fr_watch_reversed;  // whether threads and simdgroups run in the opposite order
 FR_WATCH void fr_watch_group(unsigned long unit, unsigned threads, const void* scratch, unsigned long bytes,
                              const char* stacks, unsigned long stack_bytes);
+FR_WATCH int fr_watch_goes_on(unsigned thread);
 FR_WATCH void fr_watch_thread_done(unsigned thread);
 FR_WATCH unsigned fr_watch_rounds[];  // of loops with barriers, by thread
 FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags, const void* caller);

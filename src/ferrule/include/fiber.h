@@ -172,6 +172,10 @@ FR_APART void operate(unsigned place, void** operands, void (*run)(unsigned, voi
 FR_QUIET inline void resume(fibers* f, fiber& lane) {
   f->current = &lane;
 #if defined(FR_CHECKED)
+  if (!fr_watch_goes_on(lane.index)) {
+    lane.state = fiber::DONE;
+    return;
+  }
   fr_watch_current = lane.index;
 #endif
   fr_switch(&f->scheduler, lane.stack_pointer);
@@ -519,7 +523,8 @@ template <class T> struct scalar_of<volatile T> : scalar_of<T> {};
 template <class T> FR_FN T& watched_memory(const char* key, unsigned line, const char* name) {
   using S = typename detail::scalar_of<T>::type;
   constexpr int floats = metal::is_same_v<S, half> ? 1 : metal::is_same_v<S, bfloat> ? 2
-                         : metal::is_same_v<S, float> ? 3 : metal::is_same_v<S, double> ? 4 : 0;
+                         : metal::is_same_v<S, float> ? 3 : metal::is_same_v<S, double> ? 4
+                         : detail::scalar_v<S> ? 0 : 5;
   return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), alignof(S), floats));
 }
 }  // namespace fr

@@ -49,11 +49,13 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     header = mark_places(p.text.header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
+    # Of a function that is inlined, the compiler knows what its pointers point to.
+    apart = "__attribute__((noinline, flatten)) " if checked else ""
     return with_entry(
         marked,
         "fibers",
         f"""\
-{template_head(p.spec)}static{" __attribute__((noinline))" if checked else ""} void fr_kernel(
+{template_head(p.spec)}static {apart}void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i{comma(params)}{names}) {{
   const metal::uint3 fr_p = fr_g.position(fr_i);
   (void)fr_p;

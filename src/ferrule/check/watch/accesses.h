@@ -57,11 +57,12 @@ __attribute__((noinline)) void settle() {
       const uint64_t magnitude = bits & (~uint64_t(0) >> (65 - 8 * item));
       if (LIKELY(magnitude < infinite)) continue;
       const bool nan = magnitude > infinite;
-      if (nan ? w.options.may_be_nan : w.options.may_be_infinite) continue;
+      const unsigned sign = bits >> (8 * item - 1) ? 2 : 1;
+      if (nan ? w.options.may_be_nan : w.options.may_be_infinite & sign) continue;
       const fault_origin* all = nan ? w.invalid : w.infinite;
       // What came from another thread was made by that one.
       const fault_origin& from = all[all[fr_watch_current].any() ? fr_watch_current : MOST_THREADS];
-      if (!from.any() && !nan) continue;  // an infinity that the author wrote
+      if (!from.any() && KNOWS_ORIGINS) continue;  // that the author wrote
       if (watch_event* e = add(nan ? NAN_STORED : INFINITY_STORED, int(s.array), s.pc)) {
         for (unsigned k = 0; k < MOST_ORIGINS; ++k) e->origin[k] = offset(from.pc[k]);
         e->index = int64_t(s.address - a.begin);
@@ -82,7 +83,7 @@ void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t a
     memset(&c, 0, sizeof c);
     c.apart = w.group_first;
   }
-  if (!write && !a.written && (c.written & bytes) != bytes && w.options.uninitialised) {
+  if (!write && !a.written && !a.loose && (c.written & bytes) != bytes && w.options.uninitialised) {
     if (watch_event* e = add(UNINITIALISED, int(number), pc)) e->index = int64_t(address - a.begin), e->size = size;
     c.written |= bytes;  // told once
   }
@@ -100,8 +101,9 @@ void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t a
     } else {
       if (conflicts(c.write, c.write_bytes)) race(number, address, size, pc, c.write, 2);
       const bool mine = c.read.epoch && in_this_group(c.read) && c.read.thread == me.thread;
+      const bool together = mine && c.read.epoch >= (a.shared ? w.shared_since : w.device_since);
       if (mine || !c.read.epoch || (in_this_group(c.read) && !concurrent(a, c.read))) {
-        c.read_bytes = uint8_t(mine ? c.read_bytes | bytes : bytes);
+        c.read_bytes = uint8_t(together ? c.read_bytes | bytes : bytes);
         c.read = me;
       } else {
         c.other_bytes = uint8_t(bytes);
@@ -124,12 +126,16 @@ __attribute__((noinline)) void watched(unsigned number, array_state& a, uintptr_
     memcpy(w.store.before, reinterpret_cast<void*>(address), w.store.size);
   }
   const uint64_t begin = address - a.begin, end = begin + size, grain = uint64_t(1) << a.grain;
+  bool any = !a.loose || write;
   for (uint64_t c = begin >> a.grain; c <= (end - 1) >> a.grain; ++c) {
     const uint64_t first = c << a.grain, from = begin > first ? begin - first : 0;
     const uint64_t to = end < first + grain ? end - first : grain;
     const unsigned bytes = ((1u << to) - 1) & ~((1u << from) - 1);
     touch(number, a, a.cells[c], bytes, address, size, write, atomic, pc);
+    any = any || (a.cells[c].written & bytes);
   }
+  if (!any && w.options.uninitialised)
+    if (watch_event* e = add(UNINITIALISED, int(number), pc)) e->index = int64_t(begin), e->size = size;
 }
 
 inline __attribute__((always_inline)) void access(uintptr_t address, unsigned size, bool write, bool atomic,
@@ -139,6 +145,7 @@ inline __attribute__((always_inline)) void access(uintptr_t address, unsigned si
     check_stop(pc);
     if (w.disarmed) arm();
   }
+  w.last = pc;
   if (write && w.store.size) settle();  // a copy is announced as a write, then a read, and is made then
   const uint64_t number = (address - w.base) >> SLOT;
   if (LIKELY(number < w.used)) {

@@ -7,6 +7,11 @@
 
 namespace {
 
+#if defined(__x86_64__)
+constexpr bool KNOWS_ORIGINS = true;
+#else
+constexpr bool KNOWS_ORIGINS = false;
+#endif
 constexpr unsigned MOST_TRAPS = 4096;
 
 void arm() {
@@ -61,6 +66,10 @@ void on_trap(int number, siginfo_t* info, void* context) {
     return;
   }
 #endif
+  if (info->si_code <= 0 && w.open && w.stop) {  // of `fr_watch_stop`, to a loop without accesses
+    if (fr_watch_current != NOBODY) give_up(w.last);
+    return;
+  }
   if (w.fpe_before.sa_flags & SA_SIGINFO) w.fpe_before.sa_sigaction(number, info, context);
   else if (w.fpe_before.sa_handler != SIG_DFL && w.fpe_before.sa_handler != SIG_IGN) w.fpe_before.sa_handler(number);
   else signal(number, SIG_DFL);

@@ -31,7 +31,8 @@ void in_large_pages(void* at, uint64_t bytes) {
 
 bool map_array(unsigned number, uint64_t bytes) {
   array_state& a = w.array[number];
-  a.begin = w.base + number * ROOM + BEFORE, a.end = a.begin + bytes;
+  // Not in step: what misses by a power of two must not hit another array.
+  a.begin = w.base + number * (ROOM + STAGGER) + BEFORE, a.end = a.begin + bytes;
   const uint64_t length = (bytes + PAGE - 1) & ~(PAGE - 1);
   void* at = reinterpret_cast<void*>(a.begin);
   if (length && mmap(at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
@@ -41,6 +42,8 @@ bool map_array(unsigned number, uint64_t bytes) {
 }
 
 bool map_cells(array_state& a, uint64_t item) {
+  a.loose = a.floats == 5;
+  if (a.loose) a.floats = 0;
   a.grain = item % 4 == 0 ? 2 : item % 2 == 0 ? 1 : 0;
   const uint64_t count = ((a.end - a.begin) >> a.grain) + 1;
   void* cells = mmap(nullptr, count * sizeof(cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

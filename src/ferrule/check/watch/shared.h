@@ -3,14 +3,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MOST_ARRAYS = 128, MOST_EVENTS = 512, MOST_ORIGINS = 4, MOST_CALLERS = 6, TEXT = 48 };
+enum { MOST_ARRAYS = 256, MOST_EVENTS = 512, MOST_ORIGINS = 4, MOST_CALLERS = 6, TEXT = 48 };
 
 // An array of the launch, or the shape or strides of one. Threadgroup arrays are added as they appear.
 struct watch_array {
   uint64_t bytes, item;  // item: bytes of an element
   uint32_t output;       // may be written
   uint32_t written;      // has values before the launch
-  uint32_t floats;       // 1 half, 2 bfloat, 3 float, 4 double: of what its elements are; else 0
+  uint32_t floats;       // 1 half, 2 bfloat, 3 float, 4 double: of what its elements are; 5: a struct; else 0
   uint32_t shared;       // threadgroup memory: line of its declaration
   uint64_t address;      // where it lies: told by fr_watch_open
   uint64_t unwritten, first_unwritten;  // elements that no thread wrote: told by fr_watch_close
@@ -36,6 +36,8 @@ enum watch_kind : uint32_t {
   WRITE_TO_INPUT,
   GAVE_UP,           // a thread that did not end
   ASSERTION,
+  CRASH,             // a fault: a stack that overflowed, or is overwritten
+  NO_ROOM,           // more arrays than can be watched
 };
 
 struct watch_event {
@@ -59,7 +61,8 @@ struct watch_options {
   uint32_t cells;  // whether anything is kept of accesses
   uint32_t races, uninitialised, floats, same_values;  // what to look for; same_values: also of equal stores
   uint32_t reversed;
-  uint32_t may_be_infinite, may_be_nan;  // an input is: then so are outputs
+  uint32_t may_be_infinite, may_be_nan;  // an input is, or the author writes it: then so may outputs be. Of
+                                         // infinities a bit for each sign: 1 positive, 2 negative
   uint64_t launch_begin, launch_end;     // memory of what the entry is given
   const char *source, *header;           // as the author wrote them
 };

@@ -2,6 +2,7 @@
 #pragma once
 #include "shared.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <string.h>
 
@@ -21,6 +22,7 @@ namespace {
 
 constexpr unsigned SLOT = 37;                           // 128 GiB for each array
 constexpr uint64_t ROOM = uint64_t(1) << SLOT;
+constexpr uint64_t STAGGER = uint64_t(64) << 20;
 constexpr uint64_t BEFORE = uint64_t(40) << 30;         // of which this much lies before it
 constexpr unsigned NOBODY = ~0u;
 constexpr unsigned MOST_THREADS = 1024;
@@ -46,7 +48,7 @@ struct array_state {
   uint64_t begin, end;
   cell* cells;
   unsigned grain;  // a cell's bytes as a power of two
-  bool output, written, shared;
+  bool output, written, shared, loose;  // loose: of structs, which have bytes that nobody writes
   unsigned floats;
   const void* key;
 };
@@ -90,6 +92,9 @@ struct state {
   unsigned pages, next_page;
   void* dirty;  // a page outside that was written to
   uint64_t ended;  // threads that could not go on
+  uintptr_t last;  // where the last access was
+  pthread_t thread;
+  volatile uint32_t running;
   volatile uint32_t stop, attention;  // attention: `stop`, or `disarmed`
   unsigned events;
   watch_event event[MOST_EVENTS];
@@ -174,10 +179,13 @@ void leave() {
   fr_watch_leave();
 }
 
-void check_stop(uintptr_t pc) {
-  if (LIKELY(!w.stop)) return;
+void give_up(uintptr_t pc) {
   add(GAVE_UP, -1, pc);
   leave();
+}
+
+void check_stop(uintptr_t pc) {
+  if (!LIKELY(!w.stop)) give_up(pc);
 }
 
 }  // namespace

@@ -40,8 +40,11 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
   return 1;
 }
 
-// Asks the launch, from another thread, to come to an end.
-API void fr_watch_stop() { w.stop = w.attention = 1; }
+// Asks the launch, from another thread, to come to an end; again and again, until it has.
+API void fr_watch_stop() {
+  w.stop = w.attention = 1;
+  if (w.running) pthread_kill(w.thread, SIGFPE);
+}
 
 API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, void* worker) {
   const uintptr_t frame = uintptr_t(__builtin_frame_address(0));
@@ -51,7 +54,10 @@ API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, voi
   ours.sa_sigaction = on_trap;
   ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
   sigaction(SIGFPE, &ours, &w.fpe_before);
+  w.thread = pthread_self();
+  w.running = 1;
   for (uint64_t u = begin; u < end && !w.stop; ++u) l->entry(l->launch, l->units[u], l->units[u] + 1, worker);
+  w.running = 0;
   fr_watch_current = NOBODY;
   disarm();
   sigaction(SIGFPE, &w.fpe_before, nullptr);
@@ -59,7 +65,14 @@ API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, voi
 
 // How many events there are, and how many threads could not go on; what was not written is told
 // with the arrays. Their memory stays until the next `fr_watch_open` or `fr_watch_close`.
-API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsigned* arrays) {
+API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsigned* arrays, int failed) {
+  if (failed && w.running) {  // it was given up in the middle of a thread
+    w.running = 0;
+    disarm();
+    sigaction(SIGFPE, &w.fpe_before, nullptr);
+    add(CRASH, -1, w.last);
+    ++w.ended;
+  }
   for (unsigned i = 0; i < w.used; ++i) {
     const array_state& a = w.array[i];
     watch_array& told = w.told[i];
@@ -97,9 +110,21 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
   for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = w.epoch;
   memset(fr_watch_rounds, 0, threads * sizeof fr_watch_rounds[0]);
   memset(w.left, 0, threads * sizeof w.left[0]);
+  memset(w.operation, 0, threads * sizeof w.operation[0]);
   memset(w.invalid, 0, threads * sizeof w.invalid[0]);
   memset(w.infinite, 0, threads * sizeof w.infinite[0]);
   arm();
+}
+
+// False where the thread is not to go on: time is up.
+HOOK int fr_watch_goes_on(unsigned thread) {
+  if (LIKELY(!w.stop)) return 1;
+  fr_watch_current = thread;
+  add(GAVE_UP, -1, w.operation[thread]);
+  fr_watch_current = NOBODY;
+  w.left[thread] = true;
+  ++w.ended;
+  return 0;
 }
 
 HOOK void fr_watch_thread_done(unsigned) {
@@ -167,7 +192,10 @@ HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, uns
                            unsigned long, int floats) {
   for (unsigned i = 0; i < w.used; ++i)
     if (w.array[i].key == key) return reinterpret_cast<void*>(w.array[i].begin);
-  if (w.used == MOST_ARRAYS) leave();
+  if (w.used == MOST_ARRAYS) {
+    add(NO_ROOM, -1, CALLER);
+    leave();
+  }
   array_state& a = w.array[w.used];
   watch_array& told = w.told[w.used];
   a.key = key, a.shared = a.output = true, a.floats = unsigned(floats);
