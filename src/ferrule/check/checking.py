@@ -46,7 +46,9 @@ def checking(
         stress: run each launch again with its threads in the opposite order, and with other
             threadgroups; where results differ, that is told as ``"lanes"``. Kernels that are
             written for one size of threadgroups fail it.
-        time_limit: seconds after which a launch is ended; None: never.
+        time_limit: seconds after which a launch is ended, which a note says; None: never. One in
+            which no thread comes to its end for 20 seconds, or half of that time, hangs: that is a
+            finding, and it is ended.
         baseline: a file of known findings, which are left out at the end.
 
     Returns:

@@ -191,7 +191,7 @@ def _divergence(event: Event, array: Watched, launch: Launch) -> tuple[str, str]
 
 def _gave_up(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     return (
-        "had not ended when the time was up.",
+        "does not end: it was stopped after a while in which no thread came to its end.",
         "A loop waits for what another thread or threadgroup would write, or has no end.",
     )
 

@@ -29,6 +29,7 @@ KINDS = (
     "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
+_STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
 _SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
 _lock = threading.RLock()  # a library watches one launch at a time
 
@@ -110,7 +111,7 @@ class Options(NamedTuple):
         reversed: threads and simdgroups run in the opposite order.
         stress: each launch is run in other orders and threadgroups, too.
         sample: at most so many threadgroups run; None: all.
-        seconds: after which the launch is ended; None: never.
+        seconds: after which the launch is ended; None: where it hangs.
     """
 
     unwritten: bool = True
@@ -157,6 +158,7 @@ class Result(NamedTuple):
         arrays: what the events' numbers mean.
         ended: how many threads could not go on.
         ran, groups: threadgroups that ran, and that there are.
+        stopped: its time was up.
         status: of runtime/runtime.h; 0 where all is well.
     """
 
@@ -166,6 +168,7 @@ class Result(NamedTuple):
     ran: int
     groups: int
     status: int
+    stopped: bool
 
 
 def run(
@@ -337,17 +340,19 @@ def _put(address: int, values: np.ndarray[Any, Any]) -> None:
 
 @contextmanager
 def _limit(watch: ctypes.CDLL, seconds: float | None) -> Iterator[None]:
-    """Ends what runs after some time."""
-    if seconds is None:
-        yield
-        return
-    done = threading.Event()
+    """Ends what hangs, and what takes longer than ``seconds``."""
+    done, interval = threading.Event(), _STALLED if seconds is None else seconds / 2
+    watch.fr_watch_progress.restype = ctypes.c_uint64
 
     def end() -> None:
-        wait = seconds
-        while not done.wait(wait):
-            watch.fr_watch_stop()
-            wait = 0.02
+        before, elapsed, hangs, over = watch.fr_watch_progress(), 0.0, False, False
+        while not done.wait(0.02 if over else interval):
+            if not over:
+                now, elapsed = watch.fr_watch_progress(), elapsed + interval
+                hangs, before = now == before, now
+                over = hangs or (seconds is not None and elapsed >= seconds)
+            if over:
+                watch.fr_watch_stop(int(hangs))
 
     thread = threading.Thread(target=end, daemon=True)
     thread.start()
@@ -397,4 +402,4 @@ def _result(
     for entry in table[len(known) : used.value]:
         name = entry.name.decode()
         known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
-    return Result(copies, known, ended.value, ran, groups, status)
+    return Result(copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_stopped()))

@@ -111,6 +111,10 @@ class Watch:
                 f"kernel {spec.kernel.name!r}: {result.ran:,} of {result.groups:,} threadgroups "
                 "were checked."
             )
+        if result.stopped:
+            self.findings.note(
+                f"{launch.of(spec.kernel)} was ended before its end: its time was up, or it hung."
+            )
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
         return True
@@ -178,7 +182,9 @@ class _Reader:
         found = [self._of_event(event) for event in _without_echoes(self._result, self._kernel)]
         found += self._unset()
         found += self._shared_memory()
-        if self._result.ran == self._result.groups and not self._result.status:
+        if self._result.ran == self._result.groups and not (
+            self._result.status or self._result.stopped
+        ):
             found += self._unwritten()
             found += self._coverage(found)
         return found

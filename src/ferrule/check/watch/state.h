@@ -94,7 +94,8 @@ struct state {
   uint64_t ended;  // threads that could not go on
   uintptr_t last;  // where the last access was
   pthread_t thread;
-  volatile uint32_t running;
+  volatile uint32_t running, hangs;
+  volatile uint64_t progress;
   volatile uint32_t stop, attention;  // attention: `stop`, or `disarmed`
   unsigned events;
   watch_event event[MOST_EVENTS];
@@ -175,12 +176,12 @@ void copy_text(char* to, const char* from) {
 // The thread that runs cannot go on: what it would do next has no meaning.
 void leave() {
   w.left[fr_watch_current] = true;
-  ++w.ended;
+  ++w.ended, ++w.progress;
   fr_watch_leave();
 }
 
 void give_up(uintptr_t pc) {
-  add(GAVE_UP, -1, pc);
+  if (w.hangs) add(GAVE_UP, -1, pc);
   leave();
 }
 

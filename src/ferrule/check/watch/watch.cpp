@@ -40,8 +40,15 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
   return 1;
 }
 
-// Asks the launch, from another thread, to come to an end; again and again, until it has.
-API void fr_watch_stop() {
+API int fr_watch_stopped() { return int(w.stop); }
+
+// Threads that have ended, by themselves or not.
+API uint64_t fr_watch_progress() { return w.progress; }
+
+// Asks the launch, from another thread, to come to an end; again and again, until it has. Where it
+// hangs, that is an event of each thread.
+API void fr_watch_stop(int hangs) {
+  w.hangs = hangs;
   w.stop = w.attention = 1;
   if (w.running) pthread_kill(w.thread, SIGFPE);
 }
@@ -120,7 +127,7 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
 HOOK int fr_watch_goes_on(unsigned thread) {
   if (LIKELY(!w.stop)) return 1;
   fr_watch_current = thread;
-  add(GAVE_UP, -1, w.operation[thread]);
+  if (w.hangs && w.operation[thread]) add(GAVE_UP, -1, w.operation[thread]);
   fr_watch_current = NOBODY;
   w.left[thread] = true;
   ++w.ended;
@@ -128,6 +135,7 @@ HOOK int fr_watch_goes_on(unsigned thread) {
 }
 
 HOOK void fr_watch_thread_done(unsigned) {
+  ++w.progress;
   if (w.store.size) settle();
 }
 
