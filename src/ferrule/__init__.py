@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from .operators.unit_parts import cuda_unit as cuda_unit
     from .tools.binding import get_threads as get_threads
     from .tools.binding import set_threads as set_threads
+    from .tools.printing import printing as printing
     from .tools.toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
@@ -102,6 +103,7 @@ _LAZY = {
         "operators.unit_parts",
     ),
     **dict.fromkeys(("get_threads", "set_threads"), "tools.binding"),
+    "printing": "tools.printing",
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch.export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch.package"),
     **dict.fromkeys(("install_mlx", "uninstall_mlx"), "hosts.mlx.install"),
@@ -167,6 +169,7 @@ __all__ = [
     "metal_kernel",
     "op",
     "package",
+    "printing",
     "run_function",
     "save",
     "set_compiler",

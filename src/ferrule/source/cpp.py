@@ -28,7 +28,7 @@ from ..kernel import ATTRIBUTES, Kernel
 from ..spec import Spec
 from . import ENTRY, PARTS, described, template_value
 from . import NotSplittable as NotSplittable
-from .dialect import SYNC, THREADGROUP_BARRIERS
+from .dialect import PRINTS, SYNC, THREADGROUP_BARRIERS
 from .macros import expand
 from .rewrite import WORD, Rewritten, rewrite, with_callers
 
@@ -89,6 +89,11 @@ class Prepared:
         return bool(self.text.header_words & SYNC) and any(
             words & names for names in _synchronising(self)
         )
+
+    @property
+    def prints(self) -> bool:
+        """Whether something is printed: then threads run as fibers, which know who they are."""
+        return bool(self.text.words & PRINTS)
 
     @property
     def shared(self) -> bool:
@@ -274,9 +279,11 @@ def attribute(name: str) -> str:
 
 def head(p: Prepared, mode: str) -> str:
     """The start of a text: the include, then the user's header in its namespace."""
+    prints = f'#define FR_PRINTS "{p.kernel.name}"\n' if p.prints else ""
     return (
         f"// {p.kernel.name}\n"
         f"#define FR_{mode.upper()} 1\n"
+        f"{prints}"
         '#include "ferrule.h"\n'
         "namespace fr { namespace user {\n"
         "using namespace metal;\n"

@@ -48,6 +48,8 @@ class Build:
     def text(self) -> tuple[str, str]:
         """How the kernel runs, and the text for that."""
         p, form = self._prepared, self._form
+        if p.prints:
+            return "fibers (it prints)", self.fibers()
         if self._mode == "flat" or (self._mode == "auto" and not p.synchronises):
             return "flat", flat.text(p)
         if self._mode == "fibers":

@@ -171,6 +171,7 @@ class CpuProgram:
             while status == MORE:  # here Python raises KeyboardInterrupt
                 status = run(*call)
         except KeyboardInterrupt:
+            run(None, None, 0, 0, 0, call[-1])  # shows what it printed
             if not runtime().fr_abandoned():
                 raise
             raise KeyboardInterrupt(abandoned(launch.of(self._spec.kernel))) from None
