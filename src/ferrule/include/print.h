@@ -3,10 +3,13 @@
 #pragma once
 
 #include "values.h"
+#if FR_CUDA
+#include "cuda_print.h"
+#endif
 
 namespace fr {
 // Prints a message: printf's (level -1), or that of a log, which is a line.
-FR_DECL void print(int level, const char* subsystem, const char* category, const char* format,
+FR_DECL inline void print(int level, const char* subsystem, const char* category, const char* format,
                    const print_value* values, unsigned count);
 
 namespace metal {
@@ -41,7 +44,22 @@ namespace mlx {
 using metal::os_log;  // as MLX's own is with Metal 3.2
 }
 
-#if !FR_CUDA
+#if FR_CUDA
+// The sizes of the launch, which each thread writes down before the body runs.
+FR_DECL launch& printing_launch() {
+  __shared__ launch l;
+  return l;
+}
+
+FR_DECL inline void print(int level, const char* subsystem, const char* category, const char* format,
+                          const print_value* values, unsigned count) {
+  const group g(printing_launch());
+  const metal::uint3 at = g.threadgroup_position_in_grid, p = g.position(), n = g.threadgroups_per_grid;
+  const fr_print::place place = {
+      (uint64_t(at.z) * n.y + at.y) * n.x + at.x, g.index(p), {at.x, at.y, at.z}, {p.x, p.y, p.z}};
+  fr_print::write(place, level, subsystem, category, format, reinterpret_cast<const fr_print::value*>(values), count);
+}
+#else
 // fr_print_place and fr_print_message of runtime/runtime.h.
 struct print_place {
   uint64_t group;
@@ -55,7 +73,7 @@ struct print_message {
   const print_value* values;
 };
 
-inline __attribute__((noinline)) void print(int level, const char* subsystem, const char* category, const char* format,
+__attribute__((noinline)) inline void print(int level, const char* subsystem, const char* category, const char* format,
                                             const print_value* values, unsigned count) {
   const group& g = *fr_fibers->where;
   const unsigned i = self().index;

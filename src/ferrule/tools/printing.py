@@ -97,6 +97,7 @@ _current: ContextVar[Destination | None] = ContextVar("ferrule.printing", defaul
 _entered: list[Destination] = []  # of all threads; the last one serves threads without their own
 _changing = threading.Lock()
 _library: ctypes.CDLL | None = None
+_more: list[Callable[[], object]] = []
 
 
 @contextmanager
@@ -135,10 +136,22 @@ def printing(
     try:
         yield
     finally:
-        if _library is not None:
-            _library.fr_show_waiting()
+        show_waiting()
         _change(_entered.remove, destination)
         _current.reset(token)
+
+
+def show_waiting() -> None:
+    """Shows what has been printed and not been shown: on MLX's threads, in CUDA graphs."""
+    if _library is not None:
+        _library.fr_show_waiting()
+    for show_more in _more:
+        show_more()
+
+
+def at_end(show_more: Callable[[], object]) -> None:
+    """Has a function show what else was printed, where a block of `printing` ends."""
+    _more.append(show_more)
 
 
 def _change(change: Callable[[Destination], object], destination: Destination) -> None:

@@ -23,6 +23,7 @@ from ...source.cuda.launch import (
     possible_forms,
 )
 from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
+from ...tools import fastcall
 from ...tools.driver import LoadedFunction, Sizes, driver
 from ..protocol import Binary, Native
 
@@ -116,6 +117,10 @@ class CudaProgram:
         )  # fmt: skip
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
+        if plan.function.printed:
+            from ...tools import gpu_printing
+
+            gpu_printing.show(self._driver, plan.function, self._spec.kernel.name, stream)
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over the same grid."""
@@ -251,15 +256,24 @@ class CudaProgram:
                 same = built.payload, registers  # of several forms
                 function = self._loads.get(same)
                 if function is None:
-                    function = self._loads[same] = self._driver.load(
-                        self._ordinal,
-                        built.payload,
-                        kernel_symbol(self._spec),
-                        self._shared(built),
-                        registers,
-                    )
+                    function = self._loads[same] = self._load(built, registers)
                 loaded = self._functions[key] = form, function
         return loaded
+
+    def _load(self, built: Binary, registers: int) -> LoadedFunction:
+        function = self._driver.load(
+            self._ordinal,
+            built.payload,
+            kernel_symbol(self._spec),
+            self._shared(built),
+            registers,
+        )
+        if function.printed:
+            from ...tools import gpu_printing
+
+            gpu_printing.know(self._driver, function, self._spec.kernel.name)
+            fastcall.bypass_from_now_on()  # launches of C would not wait for what is printed
+        return function
 
     def _shared(self, built: Binary) -> int:
         """The bytes of dynamic shared memory of a launch."""

@@ -4,6 +4,7 @@ step gives its function what that takes. Nothing of the author's is rewritten.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ...dtypes import BY_NAME, FLOAT8, Dtype, bfloat16, complex64, float16
@@ -15,6 +16,7 @@ CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h, and what go
 
 # C's headers, which NVRTC does not have: their names are libcu++'s, or NVRTC's own.
 _STD = {"stdint": "cstdint", "stddef": "cstddef", "limits": "climits", "float": "cfloat"}
+_PRINTF = re.compile(r"\bprintf\b")
 _NVRTC_HAS = ("assert", "stdio", "stdlib", "string")
 _MATH = """\
 #ifndef INFINITY
@@ -38,9 +40,20 @@ STANDARD = {
 }
 
 
+def prints(code: str) -> bool:
+    """Whether a text in CUDA prints."""
+    return _PRINTF.search(code) is not None
+
+
+def unit_prints(spec: UnitSpec) -> bool:
+    """Whether a unit does."""
+    return any(map(prints, (spec.source, *(body for _, body in spec.headers))))
+
+
 def text(spec: UnitSpec) -> str:
     """The whole text."""
-    lines = [f"// {spec.name}", f'#include "{CHECKS}"', *_includes(spec)]
+    lines = [f"// {spec.name}", *["#define FR_CUDA_PRINTF 1"] * unit_prints(spec)]
+    lines += [f'#include "{CHECKS}"', *_includes(spec)]
     lines += [constant(name, value) for name, value in spec.template]
     lines += [f'#line 1 "{spec.name}.source"', spec.source]
     for call in spec.calls:
@@ -59,7 +72,8 @@ def headers(spec: UnitSpec, checks: str) -> dict[str, str]:
 
     Args:
         spec: the unit.
-        checks: the texts of include/cuda_pdl.h and include/cuda_unit.h.
+        checks: the texts of include/cuda_pdl.h and include/cuda_unit.h, and of include/cuda_print.h
+            for a unit that prints.
     """
     authored = {name: f'#line 1 "{spec.name}.{name}"\n{body}' for name, body in spec.headers}
     return {**STANDARD, **authored, CHECKS: checks}
