@@ -55,6 +55,7 @@ _moved.stand_in()
 
 if TYPE_CHECKING:
     from . import mlx as mlx
+    from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -110,6 +111,7 @@ _LAZY = {
     "import_function": "hosts.mlx.reading",
     "adopt": "operators.adopt",
     "set_compiler": "tools.toolchain",
+    "set_debug": "devices.cpu.debug",
 }
 
 __all__ = [
@@ -173,6 +175,7 @@ __all__ = [
     "run_function",
     "save",
     "set_compiler",
+    "set_debug",
     "set_threads",
     "uint8",
     "uint16",

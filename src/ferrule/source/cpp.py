@@ -52,6 +52,8 @@ class Prepared:
     spec: Spec
     text: Rewritten
     tallied: frozenset[str] = frozenset()  # outputs that each CPU thread adds up for itself
+    folder: str = ""  # where debuggers find the author's texts; ends with a slash
+    debug: bool = False  # positions are variables, whether the body names them or not
 
     @cached_property
     def parameters(self) -> list[Parameter]:
@@ -267,8 +269,8 @@ _PER_LAUNCH: dict[str, str] = {
 
 
 def used_attributes(p: Prepared) -> list[str]:
-    """The attributes that the body's code names (comments apart)."""
-    return [a for a in ATTRIBUTES if a in p.text.words]
+    """The attributes that the body's code names (comments apart), or for a debugger all."""
+    return [a for a in ATTRIBUTES if p.debug or a in p.text.words]
 
 
 def attribute(name: str) -> str:
@@ -287,7 +289,7 @@ def head(p: Prepared, mode: str) -> str:
         '#include "ferrule.h"\n'
         "namespace fr { namespace user {\n"
         "using namespace metal;\n"
-        f'#line 1 "{p.kernel.name}.header"\n'
+        f'#line 1 "{p.folder}{p.kernel.name}.header"\n'
         f"{p.text.header}\n"
         '#line 1 "ferrule"\n'
     )
@@ -298,7 +300,7 @@ TAIL = "} }  // namespace fr::user\n"
 
 def body_line(p: Prepared, line: int) -> str:
     """The directive that says where in the author's source what follows stands."""
-    return f'#line {line} "{p.kernel.name}.source"\n'
+    return f'#line {line} "{p.folder}{p.kernel.name}.source"\n'
 
 
 def body(p: Prepared, text: str) -> str:

@@ -24,6 +24,7 @@ from .. import portability
 from ..digests import answer, answered, generator_digest, header_digest, request_text
 from ..portability import Portability
 from ..protocol import Binary, Code, Native
+from . import debug
 from .form import ANY, NEEDS, Form, form_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
@@ -65,7 +66,8 @@ class _Loaded:
     """A binary that is loaded."""
 
     def __init__(self, payload: bytes, kernel: Kernel) -> None:
-        self.library = loader.load_library(payload, kernel.name)
+        load = loader.load_for_debugger if debug.debugging() else loader.load_library
+        self.library = load(payload, kernel.name)
         self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
         self.alone = ctypes.c_char.in_dll(self.library, "fr_alone").value == b"1"
@@ -107,7 +109,7 @@ class CpuProgram:
     def __init__(self, device: CpuDevice, spec: Spec) -> None:
         self._device = device
         self._spec = spec
-        self._forms: dict[tuple[str, Form], _Loaded] = {}
+        self._forms: dict[tuple[str, Form, bool], _Loaded] = {}
         self._plans: dict[tuple[object, ...], _CpuPlan] = {}
         self._lock = threading.Lock()
         kernel = spec.kernel
@@ -123,7 +125,7 @@ class CpuProgram:
         if self._atomics:
             threads = int(runtime().fr_threads())
             threads = threads if threads == 1 else FEW if threads <= FEW else 0
-        key = (grid, threadgroup, _mode.get(), threads)
+        key = (grid, threadgroup, _mode.get(), threads, debug.debugging())
         plan = self._plans.get(key)
         if plan is None:
             loaded = self._loaded(form_of(launch, threads))
@@ -136,7 +138,7 @@ class CpuProgram:
         return plan
 
     def _loaded(self, form: Form) -> _Loaded:
-        key = (_mode.get(), form)
+        key = (_mode.get(), form, debug.debugging())
         with self._lock:
             loaded = self._forms.get(key)
             if loaded is None:
@@ -274,7 +276,8 @@ class CpuDevice:
         """
         from .build import Build
 
-        return Build(spec, form_of(launch), _mode.get()).text()[1]
+        folder = debug.source_folder(spec.kernel) if debug.debugging() else None
+        return Build(spec, form_of(launch), _mode.get(), folder).text()[1]
 
     def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
         """Warn where threadgroup memory becomes more than Apple's GPUs have.
@@ -293,10 +296,16 @@ class CpuDevice:
     # -- binaries --------------------------------------------------------------------------------
 
     def flags(
-        self, kernel: Kernel, compiler: toolchain.Compiler, mode: str, fuses_freely: bool
+        self,
+        kernel: Kernel,
+        compiler: toolchain.Compiler,
+        mode: str,
+        fuses_freely: bool,
+        in_debugger: bool = False,
     ) -> list[str]:
         """The compiler's flags for a kernel, by how it runs."""
-        flags = [*_FLAGS, *toolchain.native_flags(compiler)]
+        own = debug.flags(_FLAGS, compiler.kind) if in_debugger else _FLAGS
+        flags = [*own, *toolchain.native_flags(compiler)]
         if compiler.kind == "gcc":
             # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
             flags.append("-fno-isolate-erroneous-paths-dereference")
@@ -355,8 +364,11 @@ class CpuDevice:
 
     def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         disk, forced = cache.default(), _mode.get()
+        folder = debug.source_folder(spec.kernel) if debug.debugging() else None
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
+        if folder is not None:
+            forced = f"debug {folder}"
         inputs = [[i.dtype.name, i.ndim == 0] for i in spec.inputs]
         request = cache.digest(
             "request", SCHEMA, generator_digest(), *base, forced, request_text(spec, inputs, form)
@@ -367,11 +379,11 @@ class CpuDevice:
             return payload, mode
         from .build import Build  # a kernel from the cache needs no text and no parser
 
-        build = Build(spec, form, forced)
+        build = Build(spec, form, _mode.get(), folder)
         notes = build.notes()
         self._portability.say(spec.kernel, notes)
         mode, text = build.text()
-        plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely)
+        plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely, folder is not None)
 
         def made(text: str) -> tuple[str, bytes]:
             flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain
