@@ -202,14 +202,15 @@ struct print_store {
   fr_print_place last;                  /* where `full`: what comes there or later is dropped */
   bool full;
   char* kernel;
-  print_store* next; /* in the queue of those that no thread of Python has shown */
+  print_store* next; /* in the queue of those that Python's main thread shows */
 };
 
 static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
 static fr_printer printer;
 static int (*add_pending)(int (*)(void*), void*);
+static pthread_t main_thread; /* Python's */
 static int64_t print_limit = 1000;
-static print_store* waiting; /* shown by a thread of Python; oldest first */
+static print_store* waiting; /* shown by Python's main thread; oldest first */
 
 static int compare_places(const fr_print_place* a, const fr_print_place* b) {
   if (a->group != b->group) return a->group < b->group ? -1 : 1;
@@ -363,11 +364,12 @@ static int show_pending(void* nothing) {
 }
 
 /* Shows what a job printed. A thread that Python does not know must not wait for Python, as whoever waits for
- * that thread may hold Python's lock: then a thread of Python shows it when it can. */
+ * that thread may hold Python's lock; and Python's main thread may have been interrupted, which would end a
+ * function that is called here. So the main thread shows what both have printed, as soon as it runs Python's code. */
 static void finish_store(print_store* s, bool of_python) {
   cut_store(s);
-  if (of_python || !__atomic_load_n(&add_pending, __ATOMIC_ACQUIRE)) {
-    fr_show_waiting();
+  bool in_main = of_python && pthread_equal(pthread_self(), __atomic_load_n(&main_thread, __ATOMIC_ACQUIRE));
+  if (!__atomic_load_n(&add_pending, __ATOMIC_ACQUIRE) || (of_python && !in_main)) {
     show(s);
     return;
   }
@@ -380,7 +382,8 @@ static void finish_store(print_store* s, bool of_python) {
   add_pending(show_pending, NULL); /* where that has no room, the next one shows this, too */
 }
 
-void fr_set_printer(fr_printer shown_by, int (*pending)(int (*)(void*), void*)) {
+void fr_set_printer(fr_printer shown_by, int (*pending)(int (*)(void*), void*), uint64_t main_id) {
+  __atomic_store_n(&main_thread, (pthread_t)(uintptr_t)main_id, __ATOMIC_RELEASE);
   __atomic_store_n(&add_pending, pending, __ATOMIC_RELEASE);
   __atomic_store_n(&printer, shown_by, __ATOMIC_RELEASE);
 }

@@ -159,11 +159,11 @@ typedef struct {
 } fr_print_record;
 typedef void (*fr_printer)(const char* kernel, const fr_print_record* records, uint64_t count, uint64_t dropped);
 
-/* Who shows what jobs print, in place of C's standard output; and Py_AddPendingCall. */
-FR_API void fr_set_printer(fr_printer printer, int (*add_pending)(int (*)(void*), void*));
+/* Who shows what jobs print, in place of C's standard output; Py_AddPendingCall, and Python's main thread. */
+FR_API void fr_set_printer(fr_printer printer, int (*add_pending)(int (*)(void*), void*), uint64_t main_thread);
 /* How many lines a job keeps at least; less than 0: all. */
 FR_API void fr_set_print_limit(int64_t lines);
-/* Shows what jobs have printed on threads that Python does not know. */
+/* Shows what Python's main thread is to show. */
 FR_API void fr_show_waiting(void);
 /* Writes a format with its values, in C's way, up to `room` bytes of it; gives all its bytes, -1 without memory. */
 FR_API int64_t fr_format(const char* format, const fr_print_value* values, uint32_t count, char* out, uint64_t room);

@@ -46,7 +46,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (*(ctypes.c_void_p,) * 3, ctypes.c_int, *(ctypes.c_void_p,) * 3),
     ),
     "fr_fault_address": (ctypes.c_void_p, ()),
-    "fr_set_printer": (None, (ctypes.c_void_p,) * 2),
+    "fr_set_printer": (None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)),
     "fr_set_print_limit": (None, (ctypes.c_int64,)),
     "fr_show_waiting": (None, ()),
     "fr_format": (

@@ -6,6 +6,7 @@ here when the launch ends.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 import threading
@@ -174,7 +175,8 @@ def attach(library: ctypes.CDLL) -> None:
     with _changing:
         _library = library
         library.fr_set_print_limit(_most_lines())
-    library.fr_set_printer(_printer, pending)
+    library.fr_set_printer(_printer, pending, threading.main_thread().ident or 0)
+    atexit.register(show_waiting)
 
 
 def _records(address: int, count: int) -> Iterator[Printed]:
