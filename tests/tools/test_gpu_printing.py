@@ -5,10 +5,11 @@ The header runs on the CPU here, thread by thread, and NVRTC compiles the same.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import cuda_ops
 import ferrule
 from ferrule.devices.digests import INCLUDE
 from ferrule.tools import gpu_printing, printing, toolchain
+from ferrule.tools.driver import LoadedFunction
 from ferrule.tools.printing import Printed
 
 _GRID_ID = 'asm volatile("mov.u64 %0, %%gridid;" : "=l"(r.launch));'
@@ -128,6 +130,55 @@ def test_what_has_no_room_is_counted(emulated: Callable[[str], Any]) -> None:
     assert len(launches[0]) + dropped == 24000 and len(launches[0]) > 5000
     library.run(2)
     assert taken(library)[1] == dropped + 24000
+
+
+class Memory:
+    """A driver whose GPU's memory is the host's."""
+
+    def __init__(self) -> None:
+        self.waited: list[int | None] = []
+        self.recorded = False
+
+    @contextlib.contextmanager
+    def current(self, context: int) -> Iterator[None]:
+        yield
+
+    def records(self, stream: int) -> bool:
+        return self.recorded
+
+    def wait(self, stream: int | None) -> None:
+        self.waited.append(stream)
+
+    def take(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+    def clear(self, address: int, size: int) -> None:
+        ctypes.memset(address, 0, size)
+
+
+def test_a_buffer_is_emptied_after_a_launch_and_where_a_block_ends(
+    emulated: Callable[[str], Any], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gpu_printing, "_known", {})
+    monkeypatch.setattr(printing, "_more", [])
+    library: Any = emulated(r'if (!b && !t) printf("launch %d\n", int(launch_now));')
+    memory: Any = Memory()
+    function = LoadedFunction(1, 0, 1, 0, 1024, printed=library.buffer())
+    gpu_printing.know(memory, function, "k")
+    library.run(1)
+    gpu_printing.show(memory, function, "k", 5)
+    assert capsys.readouterr().out == "launch 1\n" and memory.waited == [5]
+    memory.recorded = True  # a CUDA graph, whose launches come later
+    gpu_printing.show(memory, function, "k", 5)
+    assert memory.waited == [5]
+    out = io.StringIO()
+    with ferrule.printing(to=out):
+        for launch in (2, 3):
+            library.run(launch)
+    assert out.getvalue() == "launch 2\nlaunch 3\n" and memory.waited == [5, None]
+    printing.show_waiting()
+    assert capsys.readouterr().out == ""
 
 
 METAL = r"""

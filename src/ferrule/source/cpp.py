@@ -26,9 +26,9 @@ from ..dtypes import Dtype
 from ..errors import DialectError
 from ..kernel import ATTRIBUTES, Kernel
 from ..spec import Spec
-from . import ENTRY, PARTS, described, template_value
+from . import ENTRY, PARTS, described, printing, template_value
 from . import NotSplittable as NotSplittable
-from .dialect import PRINTS, SYNC, THREADGROUP_BARRIERS
+from .dialect import SYNC, THREADGROUP_BARRIERS
 from .macros import expand
 from .rewrite import WORD, Rewritten, rewrite, with_callers
 
@@ -92,10 +92,10 @@ class Prepared:
             words & names for names in _synchronising(self)
         )
 
-    @property
+    @cached_property
     def prints(self) -> bool:
         """Whether something is printed: then threads run as fibers, which know who they are."""
-        return bool(self.text.words & PRINTS)
+        return printing.prints(f"{self.text.header}\n{self.text.source}", printing.METAL)
 
     @property
     def shared(self) -> bool:

@@ -43,9 +43,6 @@ MATRIX_OPS = words(
     "simdgroup_load simdgroup_store simdgroup_multiply simdgroup_multiply_accumulate"
 )
 
-# What prints: printf, and Metal's logs.
-PRINTS = words("printf os_log os_log_default")
-
 COLLECTIVES = SIMD_OPS | MATRIX_OPS | SIMD_BARRIERS
 SYNC = COLLECTIVES | THREADGROUP_BARRIERS
 

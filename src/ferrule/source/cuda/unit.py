@@ -10,13 +10,13 @@ from collections.abc import Callable
 from ...dtypes import BY_NAME, FLOAT8, Dtype, bfloat16, complex64, float16
 from ...spec import TemplateValue
 from ...unit import POINTER, TENSOR_MAP, Call, UnitSpec
-from .. import template_value
+from .. import printing, template_value
 
 CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h, and what goes with it
 
 # C's headers, which NVRTC does not have: their names are libcu++'s, or NVRTC's own.
 _STD = {"stdint": "cstdint", "stddef": "cstddef", "limits": "climits", "float": "cfloat"}
-_PRINTF = re.compile(r"\bprintf\b")
+_DEFINED = re.compile(r"-D\s*(\w+)|--define-macro[= ](\w+)")
 _NVRTC_HAS = ("assert", "stdio", "stdlib", "string")
 _MATH = """\
 #ifndef INFINITY
@@ -40,14 +40,16 @@ STANDARD = {
 }
 
 
-def prints(code: str) -> bool:
-    """Whether a text in CUDA prints."""
-    return _PRINTF.search(code) is not None
+def _defined(spec: UnitSpec) -> list[str]:
+    """The macros that a unit's options define."""
+    return [a or b for a, b in _DEFINED.findall(" ".join(spec.options))]
 
 
 def unit_prints(spec: UnitSpec) -> bool:
-    """Whether a unit does."""
-    return any(map(prints, (spec.source, *(body for _, body in spec.headers))))
+    """Whether a unit's text, or one of its headers, prints."""
+    defined = "".join(f"#define {name}\n" for name in _defined(spec))
+    texts = (defined, *(body for _, body in spec.headers), spec.source)
+    return printing.prints("\n".join(texts), printing.CUDA)
 
 
 def text(spec: UnitSpec) -> str:
