@@ -65,8 +65,8 @@ def running(mode: str) -> Iterator[None]:
 class _Loaded:
     """A binary that is loaded."""
 
-    def __init__(self, payload: bytes, kernel: Kernel) -> None:
-        load = loader.load_for_debugger if debug.debugging() else loader.load_library
+    def __init__(self, payload: bytes, kernel: Kernel, debugging: bool) -> None:
+        load = loader.load_for_debugger if debugging else loader.load_library
         self.library = load(payload, kernel.name)
         self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
@@ -109,7 +109,8 @@ class CpuProgram:
     def __init__(self, device: CpuDevice, spec: Spec) -> None:
         self._device = device
         self._spec = spec
-        self._forms: dict[tuple[str, Form, bool], _Loaded] = {}
+        self._debugging = debug.debugging()
+        self._forms: dict[tuple[str, Form], _Loaded] = {}
         self._plans: dict[tuple[object, ...], _CpuPlan] = {}
         self._lock = threading.Lock()
         kernel = spec.kernel
@@ -125,7 +126,7 @@ class CpuProgram:
         if self._atomics:
             threads = int(runtime().fr_threads())
             threads = threads if threads == 1 else FEW if threads <= FEW else 0
-        key = (grid, threadgroup, _mode.get(), threads, debug.debugging())
+        key = (grid, threadgroup, _mode.get(), threads)
         plan = self._plans.get(key)
         if plan is None:
             loaded = self._loaded(form_of(launch, threads))
@@ -138,12 +139,12 @@ class CpuProgram:
         return plan
 
     def _loaded(self, form: Form) -> _Loaded:
-        key = (_mode.get(), form, debug.debugging())
+        key = (_mode.get(), form)
         with self._lock:
             loaded = self._forms.get(key)
             if loaded is None:
-                payload = self._device.binary(self._spec, form)[0]
-                loaded = _Loaded(payload, self._spec.kernel)
+                payload = self._device.binary(self._spec, form, self._debugging)[0]
+                loaded = _Loaded(payload, self._spec.kernel, self._debugging)
                 self._device.check_shared(self._spec.kernel, loaded.shared)
                 self._forms[key] = loaded
         return loaded
@@ -339,14 +340,14 @@ class CpuDevice:
                 codes.insert(0, Code(special, needs))
         return tuple(codes)
 
-    def binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
+    def binary(self, spec: Spec, form: Form, debugging: bool = False) -> tuple[bytes, str]:
         """The shared library for a spec and a form of launch, and how it runs.
 
         The disk cache knows it twice: a request (kernel, spec, form) leads to the digest of a text
         without that text being written; the text's digest leads to the library.
         """
         try:
-            payload, mode = self._binary(spec, form)
+            payload, mode = self._binary(spec, form, debugging)
             if logging := sys.modules.get("logging"):  # else nobody has asked for a log
                 text = "kernel %r runs on the CPU as: %s"
                 logging.getLogger("ferrule").debug(text, spec.kernel.name, mode)
@@ -362,9 +363,9 @@ class CpuDevice:
                 construct="nesting",
             ) from None
 
-    def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
+    def _binary(self, spec: Spec, form: Form, debugging: bool) -> tuple[bytes, str]:
         disk, forced = cache.default(), _mode.get()
-        folder = debug.source_folder(spec.kernel) if debug.debugging() else None
+        folder = debug.source_folder(spec.kernel) if debugging else None
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         if folder is not None:
@@ -411,7 +412,7 @@ class CpuDevice:
             DialectError: the text uses something that ferrule refuses.
             ToolchainError: there is no compiler, or it crashed or hung.
         """
-        payload, mode = self.binary(spec, form_of(launch))
+        payload, mode = self.binary(spec, form_of(launch), debug.debugging())
         return Binary(payload, mode, self.text(spec, launch))
 
     def program(self, spec: Spec) -> CpuProgram:
