@@ -20,6 +20,7 @@ import ferrule
 from ferrule.devices.digests import INCLUDE
 from ferrule.tools import gpu_printing, printing, toolchain
 from ferrule.tools.driver import LoadedFunction
+from ferrule.tools.libcuda import State
 from ferrule.tools.printing import Printed
 
 _GRID_ID = 'asm volatile("mov.u64 %0, %%gridid;" : "=l"(r.launch));'
@@ -30,6 +31,7 @@ _PROLOGUE = """
 struct uint3 { unsigned x, y, z; };
 static uint3 threadIdx, blockIdx, blockDim{3, 2, 1}, gridDim{2, 1, 2};
 static unsigned long long launch_now;
+static void __threadfence() {}
 static long long __double_as_longlong(double v) { long long b; memcpy(&b, &v, 8); return b; }
 static void atomicAdd(unsigned long long* at, unsigned long long v) { *at += v; }
 static unsigned long long atomicCAS(unsigned long long* at, unsigned long long was,
@@ -138,6 +140,7 @@ class Memory:
     def __init__(self) -> None:
         self.waited: list[int | None] = []
         self.recorded = False
+        self.state = State()
 
     @contextlib.contextmanager
     def current(self, context: int) -> Iterator[None]:
@@ -149,10 +152,10 @@ class Memory:
     def wait(self, stream: int | None) -> None:
         self.waited.append(stream)
 
-    def take(self, address: int, size: int) -> bytes:
+    def take(self, address: int, size: int, stream: int) -> bytes:
         return ctypes.string_at(address, size)
 
-    def clear(self, address: int, size: int) -> None:
+    def clear(self, address: int, size: int, stream: int) -> None:
         ctypes.memset(address, 0, size)
 
 
@@ -172,6 +175,7 @@ def test_a_buffer_is_emptied_after_a_launch_and_where_a_block_ends(
     memory.recorded = True  # a CUDA graph, whose launches come later
     gpu_printing.show(memory, function, "k", 5)
     assert memory.waited == [5]
+    memory.recorded = False
     out = io.StringIO()
     with ferrule.printing(to=out):
         for launch in (2, 3):
@@ -179,6 +183,20 @@ def test_a_buffer_is_emptied_after_a_launch_and_where_a_block_ends(
     assert out.getvalue() == "launch 2\nlaunch 3\n" and memory.waited == [5, None]
     printing.show_waiting()
     assert capsys.readouterr().out == ""
+    library.run(4)  # by C, which has the main thread show it
+    add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    add(memory.state.add_pending)(memory.state.show_printed, 7)
+    assert capsys.readouterr().out == "launch 4\n" and memory.waited[-1] == 7
+
+
+def test_a_record_that_is_being_written_is_waited_for(emulated: Callable[[str], Any]) -> None:
+    library: Any = emulated(r'printf("%u\n", t);')
+    library.run(1)
+    used = ctypes.c_uint64.from_address(library.buffer())
+    data = bytearray(ctypes.string_at(library.buffer() + 16, used.value))
+    assert gpu_printing._is_whole(bytes(data))
+    data[len(data) // 24 * 5 : len(data) // 24 * 5 + 4] = bytes(4)
+    assert not gpu_printing._is_whole(bytes(data))
 
 
 METAL = r"""

@@ -71,7 +71,7 @@ __device__ inline void write(const place& at, int level, const char* subsystem, 
   } while (used != seen);
   char* to = reinterpret_cast<char*>(fr_printed.bytes) + seen;
   record& r = *reinterpret_cast<record*>(to);
-  r.size = size, r.level = level, r.group = at.group, r.thread = at.thread, r.count = count;
+  r.level = level, r.group = at.group, r.thread = at.thread, r.count = count;
   asm volatile("mov.u64 %0, %%gridid;" : "=l"(r.launch));
   for (int i = 0; i < 3; ++i) r.group_at[i] = at.group_at[i], r.thread_at[i] = at.thread_at[i];
   value* list = reinterpret_cast<value*>(to + sizeof(record));
@@ -79,6 +79,8 @@ __device__ inline void write(const place& at, int level, const char* subsystem, 
   to = copied(copied(copied(reinterpret_cast<char*>(list + count), format), subsystem), category);
   for (unsigned i = 0; i < count; ++i)
     if (values[i].kind == value::TEXT) to = copied(to, reinterpret_cast<const char*>(values[i].bits));
+  __threadfence();
+  r.size = size;  // at last: what has none is not whole
 }
 
 #ifdef FR_CUDA_PRINTF

@@ -86,12 +86,6 @@ def bypassed() -> Iterator[None]:
         _change(-1)
 
 
-def bypass_from_now_on() -> None:
-    """Sends all calls the long way while this process lives."""
-    if not bypassing():
-        _change(1)
-
-
 def _change(by: int) -> None:
     global _bypassing
     module = library()

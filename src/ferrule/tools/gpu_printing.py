@@ -1,7 +1,8 @@
 """What kernels print on NVIDIA's GPUs: records in a buffer of their module (include/cuda_print.h).
 
-It is emptied after a launch that Python makes, which then waits for the GPU. What launches of C and
-CUDA graphs print is shown when a block of `printing` ends, and when the process does.
+It is emptied after a launch that Python makes, which then waits for the GPU; after one of C, as
+soon as Python's main thread runs. What CUDA graphs print is shown with the next launch of such a
+kernel, when a block of `printing` ends, and when the process does.
 """
 
 from __future__ import annotations
@@ -38,17 +39,30 @@ def know(driver: Driver, function: LoadedFunction, name: str) -> None:
         first = not _known
         _known.setdefault((function.context, function.printed), (driver, function, name))
     if first:
+        pending = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
+        driver.state.show_printed = ctypes.cast(_show_pending, ctypes.c_void_p).value
+        driver.state.add_pending = pending.value
         printing.at_end(show_all)
         atexit.register(show_all)
 
 
-def show_all() -> None:
-    """Shows what all kernels have printed."""
+def show_all(stream: int | None = None) -> None:
+    """Shows what all kernels have printed on a stream, or on all of them."""
     for driver, function, name in list(_known.values()):
         try:
-            show(driver, function, name, None)
-        except DeviceError:  # a kernel broke CUDA, or a stream is being recorded: there is nothing
+            show(driver, function, name, stream)
+        except DeviceError:  # a kernel broke CUDA: who launches or waits next is told
             return
+
+
+def _show_after(stream: int | None) -> int:
+    if not _lock.locked():  # else this thread may be in the middle of `show`
+        show_all(stream or 0)
+    return 0
+
+
+# What C has Python's main thread call after a launch.
+_show_pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_show_after)
 
 
 def show(driver: Driver, function: LoadedFunction, name: str, stream: int | None) -> None:
@@ -60,18 +74,33 @@ def show(driver: Driver, function: LoadedFunction, name: str, stream: int | None
     if not function.printed:
         return
     with _lock, driver.current(function.context):
-        if stream is not None and driver.records(stream):
+        if driver.records(stream or 0):
             return
         driver.wait(stream)
-        used, dropped = _HEAD.unpack(driver.take(function.printed, _HEAD.size))
+        stream = stream or 0
+        used, dropped = _HEAD.unpack(driver.take(function.printed, _HEAD.size, stream))
         if not used and not dropped:
             return
-        data = driver.take(function.printed + _HEAD.size, min(used, _ROOM)) if used else b""
-        driver.clear(function.printed, _HEAD.size)
+        at = function.printed + _HEAD.size
+        data = driver.take(at, min(used, _ROOM), stream) if used else b""
+        if not _is_whole(data):  # a launch on another stream is writing
+            return
+        driver.clear(function.printed, _HEAD.size + len(data), stream)
     launches = launches_of(data)
     for records in launches[:-1]:
         printing.show(name, records)
     printing.show(name, launches[-1] if launches else [], dropped)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether each record has its size, which is written last."""
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        if not size:
+            return False
+        at += size
+    return True
 
 
 def launches_of(data: bytes) -> list[list[Printed]]:

@@ -60,6 +60,8 @@ class State(ctypes.Structure):
         ("forked", ctypes.c_int32),
         ("count", ctypes.c_uint32),  # launches so far
         ("last", ctypes.c_uint32 * KEPT),  # the kernels that were launched last, by number
+        ("add_pending", ctypes.c_uint64),  # Py_AddPendingCall, and
+        ("show_printed", ctypes.c_uint64),  # what shows what was printed (`tools.gpu_printing`)
     )
 
 
@@ -117,17 +119,29 @@ class Libcuda:
         else:
             self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
-    def take(self, address: int, size: int) -> bytes:
-        """A copy of memory of the current context's GPU."""
+    def take(self, address: int, size: int, stream: int) -> bytes:
+        """A copy of memory of the current context's GPU, when a stream has come so far."""
         data = ctypes.create_string_buffer(size)
-        self._call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self._call(
+            "cuMemcpyDtoHAsync_v2",
+            data,
+            ctypes.c_uint64(address),
+            ctypes.c_size_t(size),
+            ctypes.c_void_p(stream),
+        )
+        self.wait(stream)
         return data.raw
 
-    def clear(self, address: int, size: int) -> None:
+    def clear(self, address: int, size: int, stream: int) -> None:
         """Fills memory of the current context's GPU with zeros, and waits for that."""
-        size_ = ctypes.c_size_t(size)
-        self._call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), size_)
-        self.wait(0)
+        self._call(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(address),
+            ctypes.c_ubyte(0),
+            ctypes.c_size_t(size),
+            ctypes.c_void_p(stream),
+        )
+        self.wait(stream)
 
     def failure(self, status: int, launch: str) -> DeviceError:
         """The error for a launch that ended with ``status``.

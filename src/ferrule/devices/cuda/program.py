@@ -23,7 +23,6 @@ from ...source.cuda.launch import (
     possible_forms,
 )
 from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
-from ...tools import fastcall
 from ...tools.driver import LoadedFunction, Sizes, driver
 from ..protocol import Binary, Native
 
@@ -127,8 +126,8 @@ class CudaProgram:
         self._driver.check_ordinal(self._ordinal)
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
-            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
-            return Native(call=call, keep=self)
+            nothing = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
+            return Native(call=nothing, keep=self)
         plan = self._plan(inputs, outputs, launch)
         function = plan.function
         call = (
@@ -140,6 +139,7 @@ class CudaProgram:
             self._ordinal,
             self._number,
             self._spec.kernel.pdl and self._driver.programmatic(self._ordinal),
+            function.printed != 0,
         )
         return Native(
             call=call,
@@ -272,7 +272,6 @@ class CudaProgram:
             from ...tools import gpu_printing
 
             gpu_printing.know(self._driver, function, self._spec.kernel.name)
-            fastcall.bypass_from_now_on()  # launches of C would not wait for what is printed
         return function
 
     def _shared(self, built: Binary) -> int:
