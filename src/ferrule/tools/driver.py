@@ -17,7 +17,9 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..unit import TensorMap
-from .libcuda import EARLIER, KEPT, REMEDY, Attribute, Config, Libcuda
+from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
+from .libcuda import Attribute as _Attribute
+from .libcuda import Config as _Config
 
 _OLDEST = 12000
 
@@ -84,7 +86,7 @@ class LoadedFunction:
 _SIZE = (ctypes.c_size_t, ctypes.c_void_p)  # a count, and a stream
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuLaunchKernel": (ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3),
-    "cuLaunchKernelEx": (ctypes.POINTER(Config), *[ctypes.c_void_p] * 3),
+    "cuLaunchKernelEx": (ctypes.POINTER(_Config), *[ctypes.c_void_p] * 3),
     "cuTensorMapEncodeTiled": (
         ctypes.c_void_p,
         ctypes.c_int,
@@ -336,14 +338,14 @@ class Driver(Libcuda):
             attributes = []
             if cluster is not None:
                 value = (ctypes.c_uint * 16)(*cluster)
-                attributes.append(Attribute(_CLUSTER_DIMENSION, 0, value))
+                attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, value))
             if pdl and self.programmatic(function.ordinal):
-                attributes.append(Attribute(_PROGRAMMATIC, 0, (ctypes.c_uint * 16)(1)))
+                attributes.append(_Attribute(_PROGRAMMATIC, 0, (ctypes.c_uint * 16)(1)))
             if not attributes:
                 launch, handle = library.cuLaunchKernel, function.handle
                 return int(launch(handle, *blocks, *block, shared, stream, at, None))
             sizes, count = (ctypes.c_uint * 7)(*blocks, *block, shared), len(attributes)
-            config = Config(sizes, stream, (Attribute * count)(*attributes), count)
+            config = _Config(sizes, stream, (_Attribute * count)(*attributes), count)
             return int(library.cuLaunchKernelEx(ctypes.byref(config), function.handle, at, None))
 
     def tensor_map(self, one: TensorMap) -> bytes:

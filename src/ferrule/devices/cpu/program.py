@@ -129,7 +129,8 @@ class CpuProgram:
         key = (grid, threadgroup, _mode.get(), threads)
         plan = self._plans.get(key)
         if plan is None:
-            loaded = self._loaded(form_of(launch, threads))
+            form = form_of(launch, threads)._replace(debugging=self._debugging)
+            loaded = self._loaded(form)
             groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
             x, y, z = (-(-grid[0] // BLOCK), *grid[1:]) if loaded.over_grid else groups
             if len(self._plans) > 256:
@@ -143,7 +144,7 @@ class CpuProgram:
         with self._lock:
             loaded = self._forms.get(key)
             if loaded is None:
-                payload = self._device.binary(self._spec, form, self._debugging)[0]
+                payload = self._device.binary(self._spec, form)[0]
                 loaded = _Loaded(payload, self._spec.kernel, self._debugging)
                 self._device.check_shared(self._spec.kernel, loaded.shared)
                 self._forms[key] = loaded
@@ -340,14 +341,14 @@ class CpuDevice:
                 codes.insert(0, Code(special, needs))
         return tuple(codes)
 
-    def binary(self, spec: Spec, form: Form, debugging: bool = False) -> tuple[bytes, str]:
+    def binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         """The shared library for a spec and a form of launch, and how it runs.
 
         The disk cache knows it twice: a request (kernel, spec, form) leads to the digest of a text
         without that text being written; the text's digest leads to the library.
         """
         try:
-            payload, mode = self._binary(spec, form, debugging)
+            payload, mode = self._binary(spec, form)
             if logging := sys.modules.get("logging"):  # else nobody has asked for a log
                 text = "kernel %r runs on the CPU as: %s"
                 logging.getLogger("ferrule").debug(text, spec.kernel.name, mode)
@@ -363,9 +364,9 @@ class CpuDevice:
                 construct="nesting",
             ) from None
 
-    def _binary(self, spec: Spec, form: Form, debugging: bool) -> tuple[bytes, str]:
+    def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         disk, forced = cache.default(), _mode.get()
-        folder = debug.source_folder(spec.kernel) if debugging else None
+        folder = debug.source_folder(spec.kernel) if form.debugging else None
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
         if folder is not None:
@@ -412,7 +413,8 @@ class CpuDevice:
             DialectError: the text uses something that ferrule refuses.
             ToolchainError: there is no compiler, or it crashed or hung.
         """
-        payload, mode = self.binary(spec, form_of(launch), debug.debugging())
+        form = form_of(launch)._replace(debugging=debug.debugging())
+        payload, mode = self.binary(spec, form)
         return Binary(payload, mode, self.text(spec, launch))
 
     def program(self, spec: Spec) -> CpuProgram:

@@ -139,7 +139,7 @@ class CudaProgram:
             self._ordinal,
             self._number,
             self._spec.kernel.pdl and self._driver.programmatic(self._ordinal),
-            function.printed != 0,
+            *[1] * (function.printed != 0),
         )
         return Native(
             call=call,
