@@ -103,6 +103,12 @@ def test_lines_come_in_the_order_of_threads(mode: str, n: int, threadgroup: int)
         assert printed(lambda: call(LINE, x, n, threadgroup), limit=None) == wanted
 
 
+def test_a_launch_that_lasts_is_one_launch() -> None:
+    n = 60000  # it comes back to Python in between
+    text = printed(lambda: call(LINE, np.zeros(n, np.float32)), limit=None)
+    assert text == "".join(f"{i}: 0\n" for i in range(n))
+
+
 def test_threads_come_in_metals_order_and_each_whole() -> None:
     kernel = say("""
         uint3 p = thread_position_in_threadgroup, g = threadgroup_position_in_grid;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,8 @@ LIMIT = 1000  # lines of a launch; `print_limit` of runtime/printing.h
 _LEVELS = (10, 20, 20, 40, 50)
 _PRINTF = 20  # INFO
 
+_RECORD = struct.Struct("=QI3I3I4xiIIIQQ")  # `fr_print_record` of runtime/runtime.h
+
 Position = tuple[int, int, int]
 
 
@@ -35,31 +38,6 @@ class Stream(Protocol):
     def write(self, text: str, /) -> object:
         """Writes a text."""
         ...
-
-
-class _Place(ctypes.Structure):
-    """`fr_print_place` of runtime/runtime.h."""
-
-    _fields_ = (
-        ("group", ctypes.c_uint64),
-        ("thread", ctypes.c_uint32),
-        ("group_at", ctypes.c_uint32 * 3),
-        ("thread_at", ctypes.c_uint32 * 3),
-    )
-
-
-class _Record(ctypes.Structure):
-    """`fr_print_record` of runtime/runtime.h."""
-
-    _fields_ = (
-        ("place", _Place),
-        ("level", ctypes.c_int32),
-        ("lines", ctypes.c_uint32),
-        ("bytes", ctypes.c_uint32),
-        ("source_bytes", ctypes.c_uint32),
-        ("order", ctypes.c_uint64),
-        ("text", ctypes.c_void_p),
-    )
 
 
 class Printed(NamedTuple):
@@ -180,15 +158,11 @@ def attach(library: ctypes.CDLL) -> None:
 
 
 def _records(address: int, count: int) -> Iterator[Printed]:
-    for record in (_Record * count).from_address(address) if count else ():
-        text = ctypes.string_at(record.text, record.bytes + record.source_bytes)
-        yield Printed(
-            tuple(record.place.group_at),
-            tuple(record.place.thread_at),
-            text[: record.bytes].decode("utf-8", "replace"),
-            record.level,
-            text[record.bytes :].decode("utf-8", "replace"),
-        )
+    data = ctypes.string_at(address, count * _RECORD.size) if count else b""
+    for _, _, gx, gy, gz, x, y, z, level, _, size, more, _, at in _RECORD.iter_unpack(data):
+        text = ctypes.string_at(at, size).decode("utf-8", "replace")
+        source = ctypes.string_at(at + size, more).decode("utf-8", "replace") if more else ""
+        yield Printed((gx, gy, gz), (x, y, z), text, level, source)
 
 
 def _show(kernel: bytes, address: int, count: int, dropped: int) -> None:
