@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from . import mlx as mlx
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
+    from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from .operators.unit_parts import cuda_unit as cuda_unit
     from .tools.binding import get_threads as get_threads
     from .tools.binding import set_threads as set_threads
+    from .tools.printing import printing as printing
     from .tools.toolchain import set_compiler as set_compiler
 
 # Loaded when first used: they need ctypes, compilers, the C runtime, or a parser of rules.
@@ -105,6 +107,7 @@ _LAZY = {
         "operators.unit_parts",
     ),
     **dict.fromkeys(("get_threads", "set_threads"), "tools.binding"),
+    "printing": "tools.printing",
     **dict.fromkeys(("export_for", "load", "save"), "hosts.torch.export"),
     **dict.fromkeys(("load_package", "package"), "hosts.torch.package"),
     **dict.fromkeys(("install_mlx", "uninstall_mlx"), "hosts.mlx.install"),
@@ -113,6 +116,7 @@ _LAZY = {
     "set_compiler": "tools.toolchain",
     "checking": "check.checking",
     "Finding": "check.findings",
+    "set_debug": "devices.cpu.debug",
 }
 
 __all__ = [
@@ -174,9 +178,11 @@ __all__ = [
     "metal_kernel",
     "op",
     "package",
+    "printing",
     "run_function",
     "save",
     "set_compiler",
+    "set_debug",
     "set_threads",
     "uint8",
     "uint16",

@@ -6,6 +6,7 @@ Each variable has an argument or a function that does the same; ``ferrule doctor
 FERRULE_CACHE_DIR   folder of the disk cache (``ferrule.cache.Cache(path)``)
 FERRULE_CHECK       1, or a JSON file to write: kernels run checked (``ferrule.checking()``)
 FERRULE_CXX         C++ compiler for the CPU (``ferrule.set_compiler(path)``)
+FERRULE_DEBUG       1: kernels on the CPU are for a debugger (``ferrule.set_debug(True)``)
 FERRULE_MLX         1: kernels of packages for MLX run (``ferrule.install_mlx()``)
 FERRULE_THREADS     threads that run CPU kernels (``ferrule.set_threads(n)``)
 ==================  =====================================================================
@@ -23,9 +24,10 @@ import sys
 CACHE_DIR = "FERRULE_CACHE_DIR"
 CHECK = "FERRULE_CHECK"
 CXX = "FERRULE_CXX"
+DEBUG = "FERRULE_DEBUG"
 MLX = "FERRULE_MLX"
 THREADS = "FERRULE_THREADS"
-NAMES = (CACHE_DIR, CHECK, CXX, MLX, THREADS)
+NAMES = (CACHE_DIR, CHECK, CXX, DEBUG, MLX, THREADS)
 
 
 def get(name: str) -> str | None:

@@ -321,10 +321,11 @@ def test_complex_outputs_and_memory(mode: str) -> None:
                 {"y": (np.complex64, (4,))}, 4, 4)["y"] == 2 + 3j).all()  # fmt: skip
 
 
-def test_logging_says_nothing() -> None:
+def test_logging_prints(capsys: pytest.CaptureFixture[str]) -> None:
     body = """
     constexpr mlx::os_log logger("mlx", "kernel");
     logger.log_debug("a message %d", 3);
     y[0] = 1;
     """
     assert run(body, {}, {"y": ("int", (1,))}, 1, 1)["y"][0] == 1
+    assert capsys.readouterr().out == "a message 3\n"

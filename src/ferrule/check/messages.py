@@ -284,8 +284,13 @@ def _write_to_input(event: Event, array: Watched, launch: Launch) -> tuple[str, 
 
 
 def _assertion(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
-    left, right = struct.unpack("=2d", struct.pack("=2Q", *event.value))
-    values = "" if math.isnan(left) else f" ({left:g} and {right:g})"
+    operands = [
+        f"{struct.unpack('=d', struct.pack('=Q', bits))[0]:g}"
+        if kind == 2
+        else str(bits if kind else _signed(bits))
+        for bits, kind in zip(event.value, event.operand_kind, strict=True)
+    ][: event.size]
+    values = f" ({' and '.join(operands)})" if operands else ""
     return f"assert({event.text.decode()}) fails{values}.", "The author's own condition."
 
 

@@ -67,6 +67,7 @@ class Event(ctypes.Structure):
         ("index", ctypes.c_int64),
         ("size", ctypes.c_uint64),
         ("value", ctypes.c_uint64 * 2),
+        ("operand_kind", ctypes.c_uint32 * 2),
         ("caller", ctypes.c_uint64 * _MOST_CALLERS),
         ("later", ctypes.c_int32),
         ("origin", ctypes.c_uint64 * _MOST_ORIGINS),

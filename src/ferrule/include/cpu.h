@@ -5,6 +5,8 @@
 
 namespace fr {
 
+struct print_message;
+
 struct worker {
   void* scratch;
   size_t scratch_bytes;
@@ -14,6 +16,7 @@ struct worker {
   size_t stack_bytes;
   uint8_t* held;
   uint8_t holding;
+  void (*print)(worker*, const print_message*);
 };
 
 struct launch {

@@ -62,6 +62,11 @@
 #endif
 
 #include "cuda_index.h"
+#ifdef FR_CUDA_PRINTF
+#include "cuda_print.h"
+#endif
+#undef assert
+#define assert(...) ((void)sizeof((__VA_ARGS__) ? 1 : 0))
 
 namespace mlx { namespace core { namespace cu {
 

@@ -29,3 +29,7 @@
 #include "split.h"
 #endif
 #endif
+#ifdef FR_PRINTS
+#include "print.h"
+#endif
+#include "asserts.h"

@@ -264,6 +264,7 @@ FR_QUIET void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker
   char* stacks = static_cast<char*>(w->fiber_stacks(w, most, FIBER_STACK, &stride));
   if (!stacks) return;
   fr_fibers = f;
+  g.runs = w;
   f->where = &g;
   f->body = &body;
   for (uint64_t u = begin; u < end; ++u) {

@@ -338,17 +338,6 @@ template <class U, class T> FR_FN U cast_to(T v) {
   }
 }
 }  // namespace metal
-
-namespace mlx {
-// MLX's log is silent but in debug builds; so is this one.
-struct os_log {
-  FR_FN constexpr os_log(const char*, const char*) {}
-  template <class... A> FR_FN constexpr void log_debug(const char*, A...) const {}
-  template <class... A> FR_FN constexpr void log_info(const char*, A...) const {}
-  template <class... A> FR_FN constexpr void log_error(const char*, A...) const {}
-  template <class... A> FR_FN constexpr void log(const char*, A...) const {}
-};
-}  // namespace mlx
 }  // namespace fr
 
 #endif

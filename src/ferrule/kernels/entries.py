@@ -90,6 +90,7 @@ class _Call(ctypes.Structure):  # cuda_call
         ("device", ctypes.c_uint32),
         ("number", ctypes.c_uint32),
         ("pdl", ctypes.c_uint32),
+        ("prints", ctypes.c_uint32),
     )
 
 

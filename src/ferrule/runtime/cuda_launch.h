@@ -37,6 +37,8 @@ typedef struct {
   int32_t forked;
   uint32_t count;
   uint32_t last[8];
+  int (*add_pending)(void* function, void* argument); /* Py_AddPendingCall, once a kernel prints, */
+  void* show_printed;                                 /* and what shows that, given a stream */
 } cuda_state;
 
 /* A kernel on a GPU, and how it is launched. */
@@ -45,6 +47,7 @@ typedef struct {
   uint32_t blocks[3], threads[3];
   uint32_t shared, device, number;
   uint32_t pdl; /* it may begin before the kernel ahead has ended */
+  uint32_t prints;
 } cuda_call;
 
 /* What a parameter of a kernel gets. */
@@ -90,6 +93,7 @@ static inline int cuda_start(cuda_state* cuda, const cuda_call* c, void* stream,
     status = cuda_launch_with(cuda->launch, cuda->launch_config, c->function, c->blocks, c->threads, NULL, c->pdl,
                               c->shared, stream, arguments);
   if (other) cuda->pop(&found);
+  if (!status && c->prints && cuda->add_pending) cuda->add_pending(cuda->show_printed, stream);
   return status;
 }
 

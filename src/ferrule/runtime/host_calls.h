@@ -145,7 +145,10 @@ static int run_units(const fr_cpu_job* job, bool* interrupt) {
     Py_END_ALLOW_THREADS;
     if (status == FR_OK || !PyErr_CheckSignals()) continue;
     *interrupt = status == FR_E_ABANDONED && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
-    if (!*interrupt) return RAISED;
+    if (!*interrupt) {
+      job->run(NULL, NULL, 0, 0, 0, &progress); /* shows what it printed */
+      return RAISED;
+    }
     PyErr_Clear();
   } while (status == FR_MORE);
   return status;

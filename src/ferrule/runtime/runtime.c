@@ -6,6 +6,7 @@
 #include "runtime.h"
 #include "cuda_units.h"
 #include "faults.h"
+#include "printing.h"
 
 #ifndef FR_DIGEST
 #define FR_DIGEST ""
@@ -41,6 +42,9 @@ typedef struct {
   fiber_set fibers[FIBER_SETS];
   uint64_t clock;
   guard faults;
+  print_store** prints;          /* of the job that the thread runs */
+  print_store* kept;             /* what a job printed that this thread's caller has not ended yet, */
+  const fr_progress* kept_until; /* and how far that is */
 } state;
 
 static int split_guards; /* guard pages made by mprotect, in the whole process */
@@ -151,8 +155,21 @@ static void* grow(fr_worker* worker, size_t bytes) {
   return found;
 }
 
+static void print(fr_worker* worker, const fr_print_message* message) {
+  state* self = (state*)(void*)worker;
+  for (uint32_t i = 0; i < message->count; i++) { /* a text that is none must fail here, outside of locks */
+    const volatile char* text = (const volatile char*)(uintptr_t)message->values[i].bits;
+    while (message->values[i].kind == FR_PRINT_TEXT && text && *text) text++;
+  }
+  self->faults.shielded = true;
+  print_into(self->prints, message);
+  self->faults.shielded = false;
+  obey(&self->faults);
+}
+
 static void state_free(void* pointer) {
   state* self = (state*)pointer;
+  if (self->kept) store_free(self->kept);
   remove_signal_stack(&self->faults);
   for (int i = 0; i < FIBER_SETS; i++) fiber_set_free(&self->fibers[i]);
   if (self->stack) munmap(self->stack, self->stack_mapped);
@@ -165,6 +182,7 @@ static state* state_new(int index) {
   if (!self) return NULL;
   self->worker.grow = grow;
   self->worker.fiber_stacks = fiber_stacks;
+  self->worker.print = print;
   self->worker.index = index;
 #ifndef FR_PORTABLE
   for (size_t i = 0; i < sizeof STACK_SIZES / sizeof *STACK_SIZES && !self->stack; i++) {
@@ -192,6 +210,7 @@ typedef struct {
   int threads;
   int32_t status;
   uint32_t interrupts, abandoned; /* interrupts since it began; whether its units are to be given up */
+  print_store* printed;
   void* fault; /* the address that a kernel was given up for */
 } job;
 
@@ -270,6 +289,7 @@ static void after_fork(void) {
   for (int i = 1; i <= pool.started; i++) word_init(&pool.slots[i].signal, ABSENT);
   pool.started = 0;
   memset(callers, 0, sizeof callers);
+  pthread_mutex_init(&printing, NULL);
   abandoning = pokes = 0;
   STORE(&pool.busy, 0u);
   holding = (uint8_t)(holding % 255 + 1);
@@ -338,6 +358,7 @@ static bool run_chunk(job* j, state* self, int* part, uint64_t chunk) {
   if (!take(j, part, chunk, &begin, &end)) return false;
   if (_setjmp(self->faults.back) == 0) {
     self->faults.abandoned = &j->abandoned;
+    self->prints = &j->printed;
     self->faults.in_kernel = true;
     obey(&self->faults);
     j->entry(j->launch, begin, end, &self->worker);
@@ -542,8 +563,42 @@ static void cut(fr_progress* progress, uint64_t units, int parts) {
   progress->parts = parts;
 }
 
+/* Shows what the thread's last job printed, if nobody has ended it; gives what this very job did so far. */
+static print_store* take_kept(state* self, const fr_progress* progress) {
+  print_store* kept = self->kept;
+  self->kept = NULL;
+  if (kept && (!progress->parts || self->kept_until != progress)) {
+    finish_store(kept, true);
+    kept = NULL;
+  }
+  return kept;
+}
+
+/* Shows what a job printed, or keeps it where the job goes on. */
+static void end_or_keep(state* self, job* j, int status, bool of_python) {
+  void* address = self->faults.address; /* the printer may run other jobs on this thread */
+  bool abandoned = self->faults.was_abandoned;
+  if (status == FR_MORE) {
+    self->kept = j->printed;
+    self->kept_until = j->progress;
+    return;
+  }
+  finish_store(j->printed, of_python);
+  self->faults.address = address;
+  self->faults.was_abandoned = abandoned;
+}
+
+/* Ends a job that is not to go on. */
+static int end_job(void) {
+  state* self = key_ok ? (state*)pthread_getspecific(key) : NULL;
+  if (self && self->kept) finish_store(self->kept, true);
+  if (self) self->kept = NULL;
+  return FR_OK;
+}
+
 int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads, int64_t limit,
                 fr_progress* progress) {
+  if (!entry && !units) return end_job();
   if (!entry || units > FR_MAX_UNITS || progress->parts < 0 || progress->parts > FR_MAX_PARTS)
     return FR_E_ARGUMENT;
   if (units == 0) return FR_OK;
@@ -565,10 +620,11 @@ int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
   if (threads <= 0) threads = fr_threads();
   if (threads > FR_MAX_THREADS) threads = FR_MAX_THREADS;
   if ((uint64_t)threads > units) threads = (int)units;
-  if (!progress->parts) cut(progress, units, threads < FR_MAX_PARTS ? threads : FR_MAX_PARTS);
 
   job j;
   memset(&j, 0, sizeof j);
+  if (self->kept) j.printed = take_kept(self, progress);
+  if (!progress->parts) cut(progress, units, threads < FR_MAX_PARTS ? threads : FR_MAX_PARTS);
   j.entry = entry;
   j.launch = launch;
   j.units = units;
@@ -594,7 +650,9 @@ int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
   self->faults.address = j.fault;
   self->faults.abandoned = NULL;
   self->faults.was_abandoned = j.status == FR_E_ABANDONED;
-  return j.status ? j.status : any_left(progress) ? FR_MORE : FR_OK;
+  int status = j.status ? j.status : any_left(progress) ? FR_MORE : FR_OK;
+  if (j.printed) end_or_keep(self, &j, status, limit > 0);
+  return status;
 }
 
 int fr_run(fr_entry entry, const void* launch, uint64_t units, int threads) {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FR_VERSION 4
+#define FR_VERSION 5
 
 #if defined(FR_API) /* a library that has the runtime inside, and keeps it to itself */
 #elif defined(__GNUC__)
@@ -40,6 +40,27 @@ enum {
 #define FR_MAX_UNITS ((uint64_t)1 << 62)
 #define FR_MAX_THREADS 1024
 
+/* What a kernel prints: `print_value` and `print_message` of include/print.h. */
+enum { FR_PRINT_SIGNED, FR_PRINT_UNSIGNED, FR_PRINT_FLOAT, FR_PRINT_TEXT, FR_PRINT_POINTER };
+typedef struct {
+  int32_t kind, bytes; /* of what the author gave, after C's promotions */
+  uint64_t bits;       /* an integer widened to 64, a double's, or an address */
+} fr_print_value;
+
+/* Whose line it is: the threadgroup's number and the thread's in it, and both as positions. */
+typedef struct {
+  uint64_t group;
+  uint32_t thread, group_at[3], thread_at[3];
+} fr_print_place;
+
+typedef struct {
+  fr_print_place place;
+  int32_t level; /* -1: of printf; else that of a log, 0 (debug) to 4 (fault), whose message is a line */
+  uint32_t count;
+  const char *kernel, *format, *subsystem, *category; /* a log's own two, or NULL */
+  const fr_print_value* values;
+} fr_print_message;
+
 /* What one thread lends to a kernel for the time of one call of its entry. */
 typedef struct fr_worker fr_worker;
 struct fr_worker {
@@ -66,6 +87,8 @@ struct fr_worker {
   /* What a lock that is held contains. It changes with a fork: what the vanished threads held is
    * free. Never 0. */
   uint8_t holding;
+  /* Keeps what a thread of the kernel prints, until its job ends. */
+  void (*print)(fr_worker* worker, const fr_print_message* message);
 };
 
 /* Runs units [begin, end) of the job that `launch` describes. It may use all of its big stack, must
@@ -94,7 +117,8 @@ typedef struct {
 
 /* As fr_run, but begins no unit after so many nanoseconds (0: no limit), for a caller that wants to
  * see its signals in between. Returns FR_MORE where units are left: call again with the same entry,
- * launch, units and progress. */
+ * launch, units and progress, or without an entry, which ends the job: what it printed is shown. A limit says,
+ * too, that the caller may take Python's lock. */
 FR_API int fr_run_some(fr_entry entry, const void* launch, uint64_t units, int threads,
                        int64_t limit, fr_progress* progress);
 
@@ -124,6 +148,25 @@ FR_API int fr_know_product(void* product);
 FR_API void fr_forget_product(void* product);
 FR_API int fr_start_unit(void* cuda, void* context, const void* step, int steps, uint64_t* word, void* stream,
                          int* begun);
+
+/* One thing that was printed. The text ends with NUL; behind its `bytes` stands a log's `subsystem:category`. */
+typedef struct {
+  fr_print_place place;
+  int32_t level;
+  uint32_t lines, bytes, source_bytes;
+  uint64_t order;
+  char* text;
+} fr_print_record;
+typedef void (*fr_printer)(const char* kernel, const fr_print_record* records, uint64_t count, uint64_t dropped);
+
+/* Who shows what jobs print, in place of C's standard output; Py_AddPendingCall, and Python's main thread. */
+FR_API void fr_set_printer(fr_printer printer, int (*add_pending)(int (*)(void*), void*), uint64_t main_thread);
+/* How many lines a job keeps at least; less than 0: all. */
+FR_API void fr_set_print_limit(int64_t lines);
+/* Shows what Python's main thread is to show. */
+FR_API void fr_show_waiting(void);
+/* Writes a format with its values, in C's way, up to `room` bytes of it; gives all its bytes, -1 without memory. */
+FR_API int64_t fr_format(const char* format, const fr_print_value* values, uint32_t count, char* out, uint64_t room);
 
 /* Digest of the source text this library was built from, "" if the build did not say. */
 FR_API const char* fr_digest(void);

@@ -130,6 +130,7 @@ static bool launch_cpu(call* c, fr_table_entry* e, const fr_body* body) {
   do { /* in between, Python sees its signals */
     status = job.run(job.entry, &job.launch, job.units, job.limit, FR_SLICE, &progress);
   } while (status == FR_MORE && !interrupted(request));
+  if (status == FR_MORE) job.run(NULL, NULL, 0, 0, 0, &progress); /* shows what it printed */
   if (status == FR_OK && is_intact(c)) return true;
   if (status == FR_OK) status = FR_E_OUTSIDE;
   if (status != FR_MORE) {

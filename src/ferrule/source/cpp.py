@@ -26,7 +26,7 @@ from ..dtypes import Dtype
 from ..errors import DialectError
 from ..kernel import ATTRIBUTES, Kernel
 from ..spec import Spec
-from . import ENTRY, PARTS, described, template_value
+from . import ENTRY, PARTS, described, printing, template_value
 from . import NotSplittable as NotSplittable
 from .dialect import SYNC, THREADGROUP_BARRIERS
 from .macros import expand
@@ -52,6 +52,8 @@ class Prepared:
     spec: Spec
     text: Rewritten
     tallied: frozenset[str] = frozenset()  # outputs that each CPU thread adds up for itself
+    folder: str = ""  # where debuggers find the author's texts; ends with a slash
+    debug: bool = False  # positions are variables, whether the body names them or not
 
     @cached_property
     def parameters(self) -> list[Parameter]:
@@ -89,6 +91,11 @@ class Prepared:
         return bool(self.text.header_words & SYNC) and any(
             words & names for names in _synchronising(self)
         )
+
+    @cached_property
+    def prints(self) -> bool:
+        """Whether something is printed: then threads run as fibers, which know who they are."""
+        return printing.prints(f"{self.text.header}\n{self.text.source}", printing.METAL)
 
     @property
     def shared(self) -> bool:
@@ -262,8 +269,8 @@ _PER_LAUNCH: dict[str, str] = {
 
 
 def used_attributes(p: Prepared) -> list[str]:
-    """The attributes that the body's code names (comments apart)."""
-    return [a for a in ATTRIBUTES if a in p.text.words]
+    """The attributes that the body's code names (comments apart), or for a debugger all."""
+    return [a for a in ATTRIBUTES if p.debug or a in p.text.words]
 
 
 def attribute(name: str) -> str:
@@ -274,13 +281,15 @@ def attribute(name: str) -> str:
 
 def head(p: Prepared, mode: str) -> str:
     """The start of a text: the include, then the user's header in its namespace."""
+    prints = f'#define FR_PRINTS "{p.kernel.name}"\n' if p.prints else ""
     return (
         f"// {p.kernel.name}\n"
         f"#define FR_{mode.upper()} 1\n"
+        f"{prints}"
         '#include "ferrule.h"\n'
         "namespace fr { namespace user {\n"
         "using namespace metal;\n"
-        f'#line 1 "{p.kernel.name}.header"\n'
+        f'#line 1 "{p.folder}{p.kernel.name}.header"\n'
         f"{p.text.header}\n"
         '#line 1 "ferrule"\n'
     )
@@ -291,7 +300,7 @@ TAIL = "} }  // namespace fr::user\n"
 
 def body_line(p: Prepared, line: int) -> str:
     """The directive that says where in the author's source what follows stands."""
-    return f'#line {line} "{p.kernel.name}.source"\n'
+    return f'#line {line} "{p.folder}{p.kernel.name}.source"\n'
 
 
 def body(p: Prepared, text: str) -> str:

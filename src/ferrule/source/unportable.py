@@ -53,6 +53,7 @@ def notes(kernel: Kernel, wide: Iterable[str] = (), types: Iterable[str] = ()) -
                 or _atomic_note(code, i)
                 or _own_note(code, i)
                 or _wide_atomic_note(code, i, wide_names)
+                or (_print_note(code, i) if kernel.portable else "")
             )
             if problem:
                 text_notes[Note(where, token.line, problem)] = None
@@ -202,6 +203,12 @@ def _own_note(code: list[Token], i: int) -> str:
     opened = text_at(code, i - 1) == "namespace" and text_at(code, i - 2) == "using"
     ours = code[i].text == "ferrule" and (used or opened)
     return "a function of `ferrule::` outside of an `#ifdef FERRULE`" if ours else ""
+
+
+def _print_note(code: list[Token], i: int) -> str:
+    """The note on printf; said only where it is an error, as printf is for finding one."""
+    used = code[i].text == "printf" and text_at(code, i + 1) == "("
+    return "printf (Metal has os_log_default.log)" if used else ""
 
 
 def _wide_atomic_note(code: list[Token], i: int, wide_names: dict[str, str]) -> str:

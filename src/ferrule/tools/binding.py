@@ -18,10 +18,10 @@ from typing import Any, SupportsIndex
 
 from .. import _env, cache
 from ..errors import CompilerFailed, KernelError, KernelTypeError, ToolchainError
-from . import loader, toolchain
+from . import loader, printing, toolchain
 from .fastcall import RUNTIME_SOURCES as SOURCES
 
-VERSION = 4  # FR_VERSION of runtime/runtime.h
+VERSION = 5  # FR_VERSION of runtime/runtime.h
 MAX_THREADS = 1024  # FR_MAX_THREADS
 MORE = -1  # FR_MORE
 MAX_PARTS = 32  # FR_MAX_PARTS
@@ -46,6 +46,13 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (*(ctypes.c_void_p,) * 3, ctypes.c_int, *(ctypes.c_void_p,) * 3),
     ),
     "fr_fault_address": (ctypes.c_void_p, ()),
+    "fr_set_printer": (None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)),
+    "fr_set_print_limit": (None, (ctypes.c_int64,)),
+    "fr_show_waiting": (None, ()),
+    "fr_format": (
+        ctypes.c_int64,
+        (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint64),
+    ),
     **dict.fromkeys(
         ("fr_abandoned", "fr_threads", "fr_cpu_count", "fr_version"), (ctypes.c_int, ())
     ),
@@ -133,6 +140,7 @@ def _load() -> ctypes.CDLL:
     with _lock:
         if _runtime is None:
             _apply(library)
+            printing.attach(library)
             _runtime = library
         return _runtime
 

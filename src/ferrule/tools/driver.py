@@ -18,6 +18,8 @@ from typing import Any
 from ..errors import DeviceError
 from ..unit import TensorMap
 from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
+from .libcuda import Attribute as _Attribute
+from .libcuda import Config as _Config
 
 _OLDEST = 12000
 
@@ -64,6 +66,7 @@ class LoadedFunction:
         most_threads: how many threads a block may have.
         kernel: the CUkernel.
         static: bytes of shared memory that its text declares.
+        printed: the address of what its threads print (`tools.gpu_printing`), or 0.
         allowed: bytes of dynamic shared memory that a launch may ask for.
     """
 
@@ -74,26 +77,10 @@ class LoadedFunction:
     most_threads: int
     kernel: int = 0
     static: int = 0
+    printed: int = 0
 
     def __post_init__(self) -> None:
         self.allowed = max(0, _SHARED - self.static)
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, whose value is a union of 64 bytes."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("sizes", ctypes.c_uint * 7),  # blocks, threads, dynamic shared memory
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    )
 
 
 _SIZE = (ctypes.c_size_t, ctypes.c_void_p)  # a count, and a stream
@@ -220,14 +207,18 @@ class Driver(Libcuda):
         self.check_ordinal(ordinal)
         context, device = self.context(ordinal), self._device(ordinal)
         with self.current(context), self.uncaptured():
-            kernel = self._kernel(self._library_of(image), symbol)
+            library = self._library_of(image)
+            kernel = self._kernel(library, symbol)
             most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if not image.startswith(_ELF) and registers and most < _REGISTERS // registers:
-                kernel = self._kernel(self._library_of(image, registers), symbol)
+                library = self._library_of(image, registers)
+                kernel = self._kernel(library, symbol)
                 most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
-            return LoadedFunction(self._handle(kernel), ordinal, context, shared, most)
+            printed = self.printed(library, image)
+            handle = self._handle(kernel)
+            return LoadedFunction(handle, ordinal, context, shared, most, printed=printed)
 
     def load_all(
         self, ordinal: int, image: bytes, symbols: Mapping[str, str]
@@ -250,12 +241,15 @@ class Driver(Libcuda):
         functions: dict[str, LoadedFunction] = {}
         with self.current(context), self.uncaptured():
             library = self._library_of(image)
+            printed = self.printed(library, image)
             for name, symbol in symbols.items():
                 kernel = self._kernel(library, symbol)
                 most = self._attribute_of(kernel, _KERNEL_THREADS, device)
                 static = self._attribute_of(kernel, _KERNEL_STATIC, device)
                 handle, number = self._handle(kernel), int(kernel.value or 0)
-                functions[name] = LoadedFunction(handle, ordinal, context, 0, most, number, static)
+                functions[name] = LoadedFunction(
+                    handle, ordinal, context, 0, most, number, static, printed
+                )
         return functions
 
     def allow_shared(self, function: LoadedFunction, size: int) -> None:

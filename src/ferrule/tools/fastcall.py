@@ -27,7 +27,7 @@ _SOURCES = (
 )
 SOURCES = ("fastcall.c", *[f"{name}.h" for name in _SOURCES.split()], *ENGINE)
 TORCH_SOURCES = ("torch_calls.c", "torch_abi.h", "torch_stack.h", *ENGINE)
-_RUNTIME = "cublas.h cuda_launch.h cuda_units.h faults.h platform.h runtime.c runtime.h"
+_RUNTIME = "cublas.h cuda_launch.h cuda_units.h faults.h platform.h printing.h runtime.c runtime.h"
 RUNTIME_SOURCES = tuple(_RUNTIME.split())  # of `binding.runtime`, which setup.py builds, too
 
 _changing = threading.Lock()

@@ -25,7 +25,25 @@ EARLIER = {
     718: "jumped out of its code",
     719: "failed",
 }
+PRINTED = b"fr_printed"  # of include/cuda_print.h
 KEPT = 8  # names of kernels that an error tells
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),  # blocks, threads, dynamic shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class State(ctypes.Structure):
@@ -42,6 +60,8 @@ class State(ctypes.Structure):
         ("forked", ctypes.c_int32),
         ("count", ctypes.c_uint32),  # launches so far
         ("last", ctypes.c_uint32 * KEPT),  # the kernels that were launched last, by number
+        ("add_pending", ctypes.c_uint64),  # Py_AddPendingCall, and
+        ("show_printed", ctypes.c_uint64),  # what shows what was printed (`tools.gpu_printing`)
     )
 
 
@@ -76,6 +96,52 @@ class Libcuda:
                 else ""
             )
             raise DeviceError(f"{function} of NVIDIA's driver failed: {name}: {message}.{hint}")
+
+    def printed(self, library: ctypes.c_void_p, image: bytes) -> int:
+        """The address of `fr_printed` of include/cuda_print.h in a library, or 0."""
+        if PRINTED not in image:
+            return 0
+        at, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self._call("cuLibraryGetGlobal", ctypes.byref(at), ctypes.byref(size), library, PRINTED)
+        return at.value
+
+    def records(self, stream: int) -> bool:
+        """Whether a stream's launches become part of a CUDA graph and do not run yet."""
+        status = ctypes.c_int()
+        ask = self._library.cuStreamIsCapturing
+        refused = ask(ctypes.c_void_p(stream), ctypes.byref(status))  # while another is recorded
+        return bool(refused or status.value)
+
+    def wait(self, stream: int | None) -> None:
+        """Waits for a stream of the current context, or for all of them."""
+        if stream is None:
+            self._call("cuCtxSynchronize")
+        else:
+            self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def take(self, address: int, size: int, stream: int) -> bytes:
+        """A copy of memory of the current context's GPU, when a stream has come so far."""
+        data = ctypes.create_string_buffer(size)
+        self._call(
+            "cuMemcpyDtoHAsync_v2",
+            data,
+            ctypes.c_uint64(address),
+            ctypes.c_size_t(size),
+            ctypes.c_void_p(stream),
+        )
+        self.wait(stream)
+        return data.raw
+
+    def clear(self, address: int, size: int, stream: int) -> None:
+        """Fills memory of the current context's GPU with zeros, and waits for that."""
+        self._call(
+            "cuMemsetD8Async",
+            ctypes.c_uint64(address),
+            ctypes.c_ubyte(0),
+            ctypes.c_size_t(size),
+            ctypes.c_void_p(stream),
+        )
+        self.wait(stream)
 
     def failure(self, status: int, launch: str) -> DeviceError:
         """The error for a launch that ended with ``status``.

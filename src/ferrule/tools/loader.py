@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -41,6 +42,19 @@ def load_library(payload: bytes, name: str) -> ctypes.CDLL:
     raise DeviceError(_explain(name, faults[-1]))
 
 
+def load_for_debugger(payload: bytes, name: str) -> ctypes.CDLL:
+    """The same from a private file, which a debugger can open while the process lives.
+
+    Raises:
+        DeviceError: as `load_library`.
+    """
+    label = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:100] or "library"
+    try:
+        return _from_file(payload, label, keep=True)
+    except OSError as fault:
+        raise DeviceError(_explain(name, fault)) from None
+
+
 def _from_memory(payload: bytes, label: str) -> ctypes.CDLL:
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
@@ -71,7 +85,7 @@ def _unique_path(file: int) -> str:
     return f"/proc/self/fd{''.join('/.' if bit == '1' else '/' for bit in bits)}/{file}"
 
 
-def _from_file(payload: bytes, label: str) -> ctypes.CDLL:
+def _from_file(payload: bytes, label: str, keep: bool = False) -> ctypes.CDLL:
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="ferrule-")  # mode 0700
@@ -84,10 +98,17 @@ def _from_file(payload: bytes, label: str) -> ctypes.CDLL:
             os.close(file)
         return _open(path)
     finally:
-        with contextlib.suppress(OSError):  # the mapping outlives the name
-            os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+        if keep:
+            atexit.register(_remove, folder, path)
+        else:  # the mapping outlives the name
+            _remove(folder, path)
+
+
+def _remove(folder: str, path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _write(file: int, payload: bytes) -> None:

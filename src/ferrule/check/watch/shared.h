@@ -35,7 +35,7 @@ enum watch_kind : uint32_t {
   MISALIGNED,        // value: the address, and the alignment; text: the type
   WRITE_TO_INPUT,
   GAVE_UP,           // a thread that did not end
-  ASSERTION,
+  ASSERTION,         // text: the condition; value: size operands
   CRASH,             // a fault: a stack that overflowed, or is overwritten
   NO_ROOM,           // more arrays than can be watched
 };
@@ -49,6 +49,7 @@ struct watch_event {
   int64_t index;
   uint64_t size;
   uint64_t value[2];
+  uint32_t operand_kind[2];  // of an assertion's: 0 signed, 1 unsigned, 2 a double's bits
   uint64_t caller[MOST_CALLERS];  // pc's, and their callers'
   int32_t later;                  // of a race: rounds of loops that this access is ahead of the other one
   uint64_t origin[MOST_ORIGINS];  // of a NaN or an infinity: operations that made some

@@ -230,10 +230,19 @@ HOOK void fr_watch_made(float value) {
   if (!all[MOST_THREADS].pc[0]) all[MOST_THREADS].pc[0] = CALLER;
 }
 
-HOOK void fr_watch_assert(const char* condition, unsigned, double left, double right) {
-  if (fr_watch_current == NOBODY) return;
-  if (watch_event* e = add(ASSERTION, -1, CALLER)) {
-    copy_text(e->text, condition);
-    memcpy(&e->value[0], &left, 8), memcpy(&e->value[1], &right, 8);
-  }
+// fr::print_value of include/values.h.
+struct shown_value {
+  int kind, bytes;
+  uint64_t bits;
+};
+
+API void fr_check_assert(bool holds, const char* condition, int line, const char* file, const shown_value* values,
+                         unsigned count) {
+  if (holds || fr_watch_current == NOBODY) return;
+  watch_event* e = add(ASSERTION, -1, CALLER, 0, file, uint32_t(line));
+  if (!e) return;
+  copy_text(e->text, condition);
+  e->size = count;
+  for (unsigned i = 0; i < count && i < 2; ++i) e->value[i] = values[i].bits, e->operand_kind[i] = uint32_t(values[i].kind);
 }
+

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ...errors import CompilerFailed
 from ...source import Note, NotSplittable, cpp, fibers
@@ -26,17 +27,20 @@ class Build:
         fuses_freely: the compiler may fuse products and sums beyond what the text says.
     """
 
-    def __init__(self, spec: Spec, form: Form, mode: str) -> None:
+    def __init__(self, spec: Spec, form: Form, mode: str, folder: str | None = None) -> None:
         """Rewrites the text.
 
         Args:
             form: of the launch.
             mode: one of `ferrule.devices.cpu.program.MODES`.
+            folder: for a debugger, where the author's texts are (`debug.source_folder`).
 
         Raises:
             DialectError: it uses something that ferrule refuses.
         """
         self._prepared = cpp.prepare(spec)
+        if folder is not None:
+            self._prepared = replace(self._prepared, folder=folder, debug=True)
         self._form = form
         self._mode = mode
         self.fuses_freely = self._prepared.fuses_freely
@@ -48,6 +52,10 @@ class Build:
     def text(self) -> tuple[str, str]:
         """How the kernel runs, and the text for that."""
         p, form = self._prepared, self._form
+        if p.debug:
+            return "fibers (for a debugger)", self.fibers()
+        if p.prints:
+            return "fibers (it prints)", self.fibers()
         if self._mode == "flat" or (self._mode == "auto" and not p.synchronises):
             return "flat", flat.text(p)
         if self._mode == "fibers":

@@ -18,6 +18,7 @@ class Form(NamedTuple):
         threads: how many CPU threads there are for atomics: 1, ``FEW`` or 0 for more. One thread
             needs no atomic instructions, and where a kernel adds whole rows of elements, it is
             faster than a few that do.
+        debugging: the text is for a debugger (`debug`).
     """
 
     small: bool
@@ -25,6 +26,7 @@ class Form(NamedTuple):
     group_rows: bool
     aligned: bool
     threads: int = 0
+    debugging: bool = False
 
 
 # What serves launches of every size.

@@ -24,6 +24,7 @@ from .. import portability, protocol
 from ..digests import answer, answered, generator_digest, header_digest, request_text
 from ..portability import Portability
 from ..protocol import Binary, Code, Native
+from . import debug
 from .form import ANY, NEEDS, Form, form_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would run differently
@@ -64,8 +65,9 @@ def running(mode: str) -> Iterator[None]:
 class _Loaded:
     """A binary that is loaded."""
 
-    def __init__(self, payload: bytes, kernel: Kernel) -> None:
-        self.library = loader.load_library(payload, kernel.name)
+    def __init__(self, payload: bytes, kernel: Kernel, debugging: bool) -> None:
+        load = loader.load_for_debugger if debugging else loader.load_library
+        self.library = load(payload, kernel.name)
         self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
         units = ctypes.c_char.in_dll(self.library, "fr_units")
         self.alone = ctypes.c_char.in_dll(self.library, "fr_alone").value == b"1"
@@ -107,6 +109,7 @@ class CpuProgram:
     def __init__(self, device: CpuDevice, spec: Spec) -> None:
         self._device = device
         self._spec = spec
+        self._debugging = debug.debugging()
         self._forms: dict[tuple[str, Form], _Loaded] = {}
         self._plans: dict[tuple[object, ...], _CpuPlan] = {}
         self._lock = threading.Lock()
@@ -123,7 +126,8 @@ class CpuProgram:
         key = (grid, threadgroup, _mode.get(), threads)
         plan = self._plans.get(key)
         if plan is None:
-            loaded = self._loaded(form_of(launch, threads))
+            form = form_of(launch, threads)._replace(debugging=self._debugging)
+            loaded = self._loaded(form)
             groups = tuple(-(-g // t) for g, t in zip(grid, threadgroup, strict=True))
             x, y, z = (-(-grid[0] // BLOCK), *grid[1:]) if loaded.over_grid else groups
             if len(self._plans) > 256:
@@ -138,7 +142,7 @@ class CpuProgram:
             loaded = self._forms.get(key)
             if loaded is None:
                 payload = self._device.binary(self._spec, form)[0]
-                loaded = _Loaded(payload, self._spec.kernel)
+                loaded = _Loaded(payload, self._spec.kernel, self._debugging)
                 self._device.check_shared(self._spec.kernel, loaded.shared)
                 self._forms[key] = loaded
         return loaded
@@ -171,6 +175,7 @@ class CpuProgram:
             while status == MORE:  # here Python raises KeyboardInterrupt
                 status = run(*call)
         except KeyboardInterrupt:
+            run(None, None, 0, 0, 0, call[-1])  # shows what it printed
             if not runtime().fr_abandoned():
                 raise
             raise KeyboardInterrupt(abandoned(launch.of(self._spec.kernel))) from None
@@ -286,7 +291,8 @@ class CpuDevice:
         """
         from .build import Build
 
-        return Build(spec, form_of(launch), _mode.get()).text()[1]
+        folder = debug.source_folder(spec.kernel) if debug.debugging() else None
+        return Build(spec, form_of(launch), _mode.get(), folder).text()[1]
 
     def check_shared(self, kernel: Kernel, shared: dict[int, int]) -> None:
         """Warn where threadgroup memory becomes more than Apple's GPUs have.
@@ -305,10 +311,16 @@ class CpuDevice:
     # -- binaries --------------------------------------------------------------------------------
 
     def flags(
-        self, kernel: Kernel, compiler: toolchain.Compiler, mode: str, fuses_freely: bool
+        self,
+        kernel: Kernel,
+        compiler: toolchain.Compiler,
+        mode: str,
+        fuses_freely: bool,
+        in_debugger: bool = False,
     ) -> list[str]:
         """The compiler's flags for a kernel, by how it runs."""
-        flags = [*_FLAGS, *toolchain.native_flags(compiler)]
+        own = debug.flags(_FLAGS, compiler.kind) if in_debugger else _FLAGS
+        flags = [*own, *toolchain.native_flags(compiler)]
         if compiler.kind == "gcc":
             # g++ would trap, with an invalid instruction, at a division by a zero that it sees.
             flags.append("-fno-isolate-erroneous-paths-dereference")
@@ -367,8 +379,11 @@ class CpuDevice:
 
     def _binary(self, spec: Spec, form: Form) -> tuple[bytes, str]:
         disk, forced = cache.default(), _mode.get()
+        folder = debug.source_folder(spec.kernel) if form.debugging else None
         compiler = toolchain.find_compiler()
         base = (header_digest(), compiler.identity, toolchain.isa_identity(), *_FLAGS)
+        if folder is not None:
+            forced = f"debug {folder}"
         inputs = [[i.dtype.name, i.ndim == 0] for i in spec.inputs]
         request = cache.digest(
             "request", SCHEMA, generator_digest(), *base, forced, request_text(spec, inputs, form)
@@ -379,11 +394,11 @@ class CpuDevice:
             return payload, mode
         from .build import Build  # a kernel from the cache needs no text and no parser
 
-        build = Build(spec, form, forced)
+        build = Build(spec, form, _mode.get(), folder)
         notes = build.notes()
         self._portability.say(spec.kernel, notes)
         mode, text = build.text()
-        plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely)
+        plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely, folder is not None)
 
         def made(text: str) -> tuple[str, bytes]:
             flags = [*plain, "-DFR_ALONE=1"] if build.alone(text) else plain
@@ -411,7 +426,8 @@ class CpuDevice:
             DialectError: the text uses something that ferrule refuses.
             ToolchainError: there is no compiler, or it crashed or hung.
         """
-        payload, mode = self.binary(spec, form_of(launch))
+        form = form_of(launch)._replace(debugging=debug.debugging())
+        payload, mode = self.binary(spec, form)
         return Binary(payload, mode, self.text(spec, launch))
 
     def program(self, spec: Spec) -> CpuProgram:

@@ -116,14 +116,18 @@ class CudaProgram:
         )  # fmt: skip
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
+        if plan.function.printed:
+            from ...tools import gpu_printing
+
+            gpu_printing.show(self._driver, plan.function, self._spec.kernel.name, stream)
 
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over the same grid."""
         self._driver.check_ordinal(self._ordinal)
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
-            call = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
-            return Native(call=call, keep=self)
+            nothing = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
+            return Native(call=nothing, keep=self)
         plan = self._plan(inputs, outputs, launch)
         function = plan.function
         call = (
@@ -135,6 +139,7 @@ class CudaProgram:
             self._ordinal,
             self._number,
             self._spec.kernel.pdl and self._driver.programmatic(self._ordinal),
+            *[1] * (function.printed != 0),
         )
         return Native(
             call=call,
@@ -251,15 +256,23 @@ class CudaProgram:
                 same = built.payload, registers  # of several forms
                 function = self._loads.get(same)
                 if function is None:
-                    function = self._loads[same] = self._driver.load(
-                        self._ordinal,
-                        built.payload,
-                        kernel_symbol(self._spec),
-                        self._shared(built),
-                        registers,
-                    )
+                    function = self._loads[same] = self._load(built, registers)
                 loaded = self._functions[key] = form, function
         return loaded
+
+    def _load(self, built: Binary, registers: int) -> LoadedFunction:
+        function = self._driver.load(
+            self._ordinal,
+            built.payload,
+            kernel_symbol(self._spec),
+            self._shared(built),
+            registers,
+        )
+        if function.printed:
+            from ...tools import gpu_printing
+
+            gpu_printing.know(self._driver, function, self._spec.kernel.name)
+        return function
 
     def _shared(self, built: Binary) -> int:
         """The bytes of dynamic shared memory of a launch."""

@@ -140,6 +140,7 @@ class CudaUnitProgram:
         self._driver = driver()
         self._numbers = {f: self._driver.number(f"{spec.name}: {f}") for f in spec.functions}
         self._functions: dict[str, LoadedFunction] | None = None
+        self._printing: list[LoadedFunction] = []  # one, whose buffer is that of all, or none
         self._lock = threading.Lock()
 
     def launch(self, steps: Sequence[Step], stream: int) -> None:
@@ -172,6 +173,10 @@ class CudaUnitProgram:
                 self._multiply(step, stream)
             else:
                 self._driver.copy(self._ordinal, step.to, step.source, step.size, stream)
+        for function in self._printing:
+            from ...tools import gpu_printing
+
+            gpu_printing.show(self._driver, function, self._spec.name, stream)
 
     def kernels(
         self, steps: Sequence[Run | Product], words: Sequence[Sequence[int]]
@@ -185,12 +190,15 @@ class CudaUnitProgram:
                 workspace, and the factors, or -1.
 
         Returns:
-            None where a kernel has more arguments than that takes, or cuBLAS refuses a product.
+            None where a kernel has more arguments than that takes or prints, or cuBLAS refuses a
+            product.
         """
         self._driver.check_ordinal(self._ordinal)
         if max(map(len, words)) > _MOST_ARGUMENTS:
             return None
         functions = self._loaded()
+        if self._printing:
+            return None
         for step in steps:
             if isinstance(step, Run):
                 self._check(step, functions[step.function])
@@ -250,6 +258,11 @@ class CudaUnitProgram:
                 binary = built(self._spec, self._architecture)
                 image = binary.payload
                 self._functions = self._driver.load_all(self._ordinal, image, binary.names)
+                self._printing = [f for f in self._functions.values() if f.printed][:1]
+                for function in self._printing:
+                    from ...tools import gpu_printing
+
+                    gpu_printing.know(self._driver, function, self._spec.name)
             return self._functions
 
     def _label(self, step: Run) -> str:

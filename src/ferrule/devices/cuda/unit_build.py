@@ -42,7 +42,8 @@ def build(
     flags = [flag for flag in FLAGS if flag.partition("=")[0].lstrip("-") not in options]
     flags += [*spec.options, *architecture_flags(target)]
     flags += [f"-I{folder}" for folder in cuda_headers.folders]
-    own = [(INCLUDE / name).read_text("utf-8") for name in ("cuda_pdl.h", "cuda_unit.h")]
+    files = ["cuda_pdl.h", "cuda_unit.h", *["cuda_print.h"] * cuda_unit.unit_prints(spec)]
+    own = [(INCLUDE / name).read_text("utf-8") for name in files]
     headers = cuda_unit.headers(spec, "\n".join(own))
     try:
         code, log, names = compiler.compile_unit(text, spec.name, flags, headers, spec.functions)

@@ -11,7 +11,7 @@ import re
 
 from ...dtypes import FLOAT8, complex64
 from ...spec import Spec
-from .. import described, named_parts
+from .. import described, named_parts, printing
 from .launch import kernel_parameters, kernel_symbol
 from .unit import constant
 
@@ -42,6 +42,8 @@ def text(spec: Spec) -> str:
     """The whole text."""
     kernel = spec.kernel
     lines = [f"// {kernel.name}", *(f"#define {name} 1" for name in named(spec))]
+    if printing.prints(f"{kernel.header}\n{kernel.source}", printing.CUDA):
+        lines.append("#define FR_CUDA_PRINTF 1")
     lines += ['#include "cuda_kernel.h"', f'#line 1 "{kernel.name}.header"', kernel.header]
     lines += ['#line 1 "ferrule"', "namespace mlx { namespace core { namespace cu {"]
     lines.append(f'extern "C" __global__ void {kernel_symbol(spec)}(')

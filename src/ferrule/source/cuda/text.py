@@ -59,6 +59,8 @@ def needs_of(p: Prepared) -> Needs:
     another thread.
     """
     words = p.text.words
+    if p.prints:  # threads must know who they are
+        return Needs(lanes=bool(words & COLLECTIVES))
     if words & COLLECTIVES or "##" in p.text.header + p.text.source:
         return Needs(lanes=True)  # words that macros paste together may be anything
     if words & SYNC or p.shared:
@@ -137,6 +139,7 @@ def text(
     )
     takes = names + ", const bool fr_inside" if fits else names
     values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
+    written = "  fr::printing_launch() = fr_l;\n" if p.prints else ""
     return f"""\
 {_layout(p, form).rstrip()}
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
@@ -145,7 +148,7 @@ def text(
 {values}{declared}{body(p, source)}}}
 {_fits_function(spec, fits, names)}{TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(signature.parameters)}) {{
-{_thread_code(form, _qualified_values(spec), passed, bool(fits), once)}}}
+{written}{_thread_code(form, _qualified_values(spec), passed, bool(fits), once)}}}
 """
 
 

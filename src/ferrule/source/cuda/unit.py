@@ -4,17 +4,19 @@ step gives its function what that takes. Nothing of the author's is rewritten.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from ...dtypes import BY_NAME, FLOAT8, Dtype, bfloat16, complex64, float16
 from ...spec import TemplateValue
 from ...unit import POINTER, TENSOR_MAP, Call, UnitSpec
-from .. import template_value
+from .. import printing, template_value
 
 CHECKS = "ferrule_unit.h"  # how the text calls include/cuda_unit.h, and what goes with it
 
 # C's headers, which NVRTC does not have: their names are libcu++'s, or NVRTC's own.
 _STD = {"stdint": "cstdint", "stddef": "cstddef", "limits": "climits", "float": "cfloat"}
+_DEFINED = re.compile(r"-D\s*(\w+)|--define-macro[= ](\w+)")
 _NVRTC_HAS = ("assert", "stdio", "stdlib", "string")
 _MATH = """\
 #ifndef INFINITY
@@ -38,9 +40,22 @@ STANDARD = {
 }
 
 
+def _defined(spec: UnitSpec) -> list[str]:
+    """The macros that a unit's options define."""
+    return [a or b for a, b in _DEFINED.findall(" ".join(spec.options))]
+
+
+def unit_prints(spec: UnitSpec) -> bool:
+    """Whether a unit's text, or one of its headers, prints."""
+    defined = "".join(f"#define {name}\n" for name in _defined(spec))
+    texts = (defined, *(body for _, body in spec.headers), spec.source)
+    return printing.prints("\n".join(texts), printing.CUDA)
+
+
 def text(spec: UnitSpec) -> str:
     """The whole text."""
-    lines = [f"// {spec.name}", f'#include "{CHECKS}"', *_includes(spec)]
+    lines = [f"// {spec.name}", *["#define FR_CUDA_PRINTF 1"] * unit_prints(spec)]
+    lines += [f'#include "{CHECKS}"', *_includes(spec)]
     lines += [constant(name, value) for name, value in spec.template]
     lines += [f'#line 1 "{spec.name}.source"', spec.source]
     for call in spec.calls:
@@ -59,7 +74,8 @@ def headers(spec: UnitSpec, checks: str) -> dict[str, str]:
 
     Args:
         spec: the unit.
-        checks: the texts of include/cuda_pdl.h and include/cuda_unit.h.
+        checks: the texts of include/cuda_pdl.h and include/cuda_unit.h, and of include/cuda_print.h
+            for a unit that prints.
     """
     authored = {name: f'#line 1 "{spec.name}.{name}"\n{body}' for name, body in spec.headers}
     return {**STANDARD, **authored, CHECKS: checks}
