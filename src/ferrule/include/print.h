@@ -73,7 +73,7 @@ struct print_message {
   const print_value* values;
 };
 
-__attribute__((noinline)) inline void print(int level, const char* subsystem, const char* category, const char* format,
+FR_QUIET __attribute__((noinline)) inline void print(int level, const char* subsystem, const char* category, const char* format,
                                             const print_value* values, unsigned count) {
   const group& g = *fr_fibers->where;
   const unsigned i = self().index;

@@ -115,24 +115,16 @@ class Compiler:
             timeout: as `compile` has it.
 
         Returns:
-            The object's bytes, and what the compiler printed.
-
-        Raises:
-            CompilerFailed, ToolchainError: as `compile` does.
+            The object's bytes, and what the compiler printed; raises as `compile` does.
         """
         files = {"kernel.cpp": _encoded(source)}
-
-        def make(options: list[str]) -> tuple[bytes, str]:
-            return self._made(files, [*options, "kernel.cpp"], "kernel.o", timeout, None)
-
-        return self._in_standard(["-c", *flags], make)
+        return self._in_standard(
+            ["-c", *flags],
+            lambda options: self._made(files, [*options, "kernel.cpp"], "kernel.o", timeout, None),
+        )
 
     def link(self, objects: Sequence[bytes], *, timeout: float = 120.0) -> bytes:
-        """Links object files to a shared library, with no other flags than that takes.
-
-        Raises:
-            CompilerFailed, ToolchainError: as `compile` does.
-        """
+        """Links object files to a shared library; raises as `compile` does."""
         names = {f"part{i}.o": payload for i, payload in enumerate(objects)}
         flags = ["-shared", "-fPIC", *names]
         return self._made(names, flags, "kernel.so", timeout, None)[0]
