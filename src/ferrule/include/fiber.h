@@ -163,6 +163,11 @@ inline void resume(fibers* f, fiber& lane) {
   fr_switch(&f->scheduler, lane.stack_pointer);
 }
 
+#ifdef FR_CUDA_LANES
+}  // namespace fr
+#include "cuda_cpu_lanes.h"  // its own run_simdgroup: CUDA's operations name their lanes
+namespace fr {
+#else
 // Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
 // when there is none: each lane is done or waits at a threadgroup barrier.
 inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
@@ -187,6 +192,7 @@ inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
   run(mask, operands);
   return true;
 }
+#endif
 
 template <class BODY> void fiber_main(fiber* f) {
   (*static_cast<BODY*>(fr_fibers->body))(*fr_fibers->where, f->index);
