@@ -161,17 +161,18 @@ FR_OWN int __isnanf(float a) { return a != a; }
 FR_OWN int __isinff(float a) { return __builtin_isinf_sign(a) != 0; }
 
 // ---- fast ones ----------------------------------------------------------------------------------
-FR_OWN float __expf(float a) { return ::expf(a); }
-FR_OWN float __exp10f(float a) { return exp10f(a); }
-FR_OWN float __logf(float a) { return ::logf(a); }
-FR_OWN float __log2f(float a) { return ::log2f(a); }
-FR_OWN float __log10f(float a) { return ::log10f(a); }
-FR_OWN float __sinf(float a) { return ::sinf(a); }
-FR_OWN float __cosf(float a) { return ::cosf(a); }
-FR_OWN float __tanf(float a) { return ::tanf(a); }
-FR_OWN float __tanhf(float a) { return ::tanhf(a); }
-FR_OWN float __powf(float a, float b) { return ::powf(a, b); }
-FR_OWN void __sincosf(float x, float* s, float* c) { *s = ::sinf(x), *c = ::cosf(x); }
+// Macros: some C libraries declare functions of these names, which nobody can call.
+#define __expf expf
+#define __exp10f exp10f
+#define __logf logf
+#define __log2f log2f
+#define __log10f log10f
+#define __sinf sinf
+#define __cosf cosf
+#define __tanf tanf
+#define __tanhf tanhf
+#define __powf powf
+#define __sincosf sincosf
 FR_FN float __fdividef(float a, float b) { return a / b; }
 
 // ---- rounding -----------------------------------------------------------------------------------
