@@ -23,6 +23,7 @@ struct block_state {
   signed char votes[MAX_FIBERS];
   unsigned operations;  // on memory, since somebody else last ran
   unsigned dynamic_bytes;
+  unsigned number;  // of the block, among those that this thread of the CPU has run
 };
 static thread_local block_state block;
 alignas(1024) static thread_local unsigned char dynamic_memory[DYNAMIC_BYTES];
@@ -57,6 +58,7 @@ constexpr signed char NO_VOTE = -1;  // of a thread that does not come
 // the bytes of dynamic shared memory.
 inline void begin(const launch* l, const group& g, unsigned index) {
   block.dynamic_bytes = l->block;
+  if (index == 0) ++block.number;
   block.votes[index] = NO_VOTE;
   const metal::uint3 at = g.position(index);
   block.positions[index] = {at.x, at.y, at.z};

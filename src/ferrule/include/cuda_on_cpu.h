@@ -65,6 +65,7 @@
 #include "cuda_cpu_warps.h"
 #include "cuda_cpu_atomics.h"
 #include "cuda_cpu_groups.h"
+#include "cuda_cpu_ptx.h"
 #include "cuda_cpu_std.h"
 
 // ---- what nvcc knows by itself --------------------------------------------------------------------

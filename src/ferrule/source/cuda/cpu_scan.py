@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..lexer import Token, defined, directive_at, partner, solid, text_at
+from ..lexer import Token, defined, directive_at, solid, text_at
+from . import cpu_ptx
 
 ARCH = 800  # `__CUDA_ARCH__` of such texts, as include/cuda_on_cpu.h has it
 
@@ -49,7 +50,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"__nv_(fp[468]\w*|cvt_\w*fp[468]\w*)", "floats of 8 bits and less"),
     (r"curand\w*", "cuRAND"),
     (r"__pipeline_\w+", "copies in the background"),
-    (r"(__cvta_generic_to_\w+|__is(Shared|Global|Constant|Local))", "address spaces"),
+    (r"__is(Shared|Global|Constant|Local)", "address spaces"),
     (r"(__managed__|cudaMalloc\w*|cudaMemcpy\w*|cudaLaunch\w+)", "functions of the host"),
     (r"cudaDeviceSynchronize", "launches by a kernel"),
 )
@@ -59,8 +60,6 @@ _SPACES = {
     "thrust": "the library thrust", "cutlass": "the library cutlass", "cute": "the library cute",
 }  # fmt: skip
 _WAITING = re.compile(r"atomic\w*|barrier|latch|\w*semaphore|thread_scope\w*")  # of cuda::std
-_ASM = frozenset({"asm", "__asm__", "__asm"})
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def unsupported(code: list[Token], where: str, own: Sequence[str] = ()) -> list[Unsupported]:
@@ -87,9 +86,10 @@ def _what(parts: list[Token], i: int) -> str:
         return "launches by a kernel (<<<…>>>)"
     if token.kind != "word" or text_at(parts, i - 1) in (".", "->"):
         return ""
-    if token.text in _ASM:
-        instruction = asm_text(parts, i)
-        return f"inline PTX ({instruction.split(';')[0].strip()})" if instruction else ""
+    if token.text in cpu_ptx.ASM:
+        assembly = cpu_ptx.read(parts, i)
+        instruction = cpu_ptx.unknown(assembly) if assembly else ""
+        return f"inline PTX ({instruction})" if instruction else ""
     if behind == "::":
         if token.text in _SPACES and text_at(parts, i - 1) != "namespace":
             return _SPACES[token.text]
@@ -108,19 +108,6 @@ def _of_library(parts: list[Token], i: int) -> str:
         known = text_at(parts, i + 3) != "::" or not _WAITING.fullmatch(second)
         return "" if known else f"cuda::std::{second}"
     return f"CUDA's C++ library (cuda::{first})"
-
-
-def asm_text(parts: list[Token], i: int) -> str:
-    """The instructions of the inline assembly at i; none where there are none."""
-    end = i + 1
-    while text_at(parts, end) in ("volatile", "__volatile__", "goto", "inline"):
-        end += 1
-    texts = []
-    for token in parts[end + 1 : partner(parts, end)]:
-        if token.kind != "string":
-            break
-        texts += _STRING.findall(token.text)
-    return "".join(texts).strip()
 
 
 def _includes(code: list[Token], where: str, own: Sequence[str]) -> Iterator[Unsupported]:

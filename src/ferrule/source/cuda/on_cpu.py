@@ -16,10 +16,10 @@ from ...errors import DialectError
 from ...spec import Spec
 from ...unit import TENSOR_MAP, UnitSpec
 from .. import ENTRY, described
-from ..lexer import Token, join, tokens
-from . import unit
+from ..lexer import Token, join, solid, tokens
+from . import cpu_ptx, unit
 from .body import library_switches, locals_of, named
-from .cpu_scan import Unsupported, asm_text, include_name
+from .cpu_scan import Unsupported, include_name
 from .cpu_scan import unsupported as scan
 from .cpu_shared import SharedMemory
 from .launch import kernel_parameters
@@ -165,7 +165,7 @@ def _rewritten(
 ) -> str:
     """A text of the author's, under its own line numbers."""
     code = tokens(text, kernel=name, where=where)
-    _drop_empty_assembly(code)
+    _rewrite_assembly(code)
     for token in code:  # first, for they may declare shared memory
         included = include_name(token)
         if included is not None:
@@ -190,14 +190,19 @@ def _included(
     )
 
 
-def _drop_empty_assembly(code: list[Token]) -> None:
-    """Drop assembly without an instruction: it holds values in registers of a GPU."""
-    parts = [token for token in code if not token.blank]
+def _rewrite_assembly(code: list[Token]) -> None:
+    """Rewrite inline PTX as calls; what is not known is in branches that are not compiled."""
+    parts = solid(code)
     for i, token in enumerate(parts):
-        if token.kind == "word" and token.text in ("asm", "__asm__", "__asm"):
-            if asm_text(parts, i):
-                continue
-            for one in parts[i:]:
-                if one.text == ";":
-                    break
-                one.text = ""
+        if token.kind != "word" or token.text not in cpu_ptx.ASM or token.macro:
+            continue
+        assembly = cpu_ptx.read(parts, i)
+        if assembly is None:
+            continue
+        try:
+            text = cpu_ptx.translated(assembly)
+        except cpu_ptx.Unknown:
+            text = "((void)0)"
+        for one in parts[i : assembly.end + 1]:
+            one.text = ""
+        token.text = text
