@@ -10,7 +10,7 @@ import ctypes
 import functools
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ... import cache
 from ...errors import CompilerFailed, DeviceError
@@ -18,7 +18,7 @@ from ...kernel import Kernel
 from ...source.cuda import on_cpu, unit
 from ...spec import Facts, Launch, Spec
 from ...tools import loader, toolchain
-from ...unit import Copy, Fill, Run, Sizes, Step, TensorMap, UnitSpec
+from ...unit import Copy, Fill, Product, Run, Sizes, Step, TensorMap, UnitSpec
 from ..diagnostics import compile_error, refused
 from ..digests import INCLUDE, header_digest
 from .program import CpuDevice, CpuProgram, run_units
@@ -111,16 +111,20 @@ def _unit(spec: UnitSpec) -> ctypes.CDLL:
     return loader.load_library(payload, spec.name)
 
 
-def run_unit_on_cpu(spec: UnitSpec, steps: Sequence[Step]) -> None:
+def run_unit_on_cpu(
+    spec: UnitSpec, steps: Sequence[Step], multiply: Callable[[Product], None] | None = None
+) -> None:
     """Run a unit's steps on the CPU, one after the other.
 
     Args:
         spec: the unit.
         steps: with addresses in the memory of this process.
+        multiply: does a matrix product, which is cuBLAS's on a GPU.
 
     Raises:
         DialectError, CompileError: as `run_on_cpu`.
-        DeviceError: a step is no kernel, fill or copy, or a kernel failed.
+        DeviceError: a step is a product that nobody does, or one with clusters or tensor maps; or
+            a kernel failed.
     """
     library = _unit(spec)
     for step in steps:
@@ -130,6 +134,8 @@ def run_unit_on_cpu(spec: UnitSpec, steps: Sequence[Step]) -> None:
             ctypes.memmove(step.to, step.source, step.size)
         elif isinstance(step, Run):
             _run_step(library, spec, step)
+        elif multiply is not None:
+            multiply(step)
         else:
             problem = f"unit {spec.name!r}: {step.label} is cuBLAS's, which the CPU has not."
             raise DeviceError(problem)
@@ -137,6 +143,11 @@ def run_unit_on_cpu(spec: UnitSpec, steps: Sequence[Step]) -> None:
 
 def _run_step(library: ctypes.CDLL, spec: UnitSpec, step: Run) -> None:
     """Run one function of a unit."""
+    if step.cluster is not None:
+        raise DeviceError(
+            f"unit {spec.name!r}: {step.function} is launched in clusters of {step.cluster} blocks; "
+            "the CPU runs blocks one after the other."
+        )
     call = next(call for call in spec.calls if call.function == step.function)
     kept: list[ctypes.Array[ctypes.c_char]] = []
     buffers = array("Q")

@@ -70,7 +70,7 @@ def library_switches(code: str, types: Set[object]) -> list[str]:
     if _COMPLEX.search(code) or complex64 in types:
         headers.add("COMPLEX")
     switches = [f"FR_STD_{header}" for header in _PARTS if header in headers]
-    if _FP8.search(code) or types.intersection(FLOAT8):
+    if _FP8.search(code) or types & {*FLOAT8}:
         switches.append("FR_FP8")
     if _LIBRARY.search(code):
         return [*switches, "FR_COOPERATIVE_GROUPS", "FR_CUDA_LIBRARY"]

@@ -114,12 +114,8 @@ def read(parts: Sequence[Token], i: int) -> Assembly | None:
     for token in parts[start + 1 : end]:
         depth += (token.text in "([{") - (token.text in ")]}") if token.kind == "op" else 0
         if not depth and token.text in (":", "::"):
-            # In an expression `::` stands before or between names.
-            if token.text == ":" or not sections[-1] or sections[-1][-1].kind == "string" or (
-                sections[-1][-1].text == ")"
-            ):
-                sections += [[] for _ in token.text]
-                continue
+            sections += [[] for _ in token.text]
+            continue
         sections[-1].append(token)
     text = "".join(s for token in sections[0] for s in _STRING.findall(token.text))
     for escape, character in ((r"\n", "\n"), (r"\t", " "), (r"\"", '"'), ("\\\\", "\\")):

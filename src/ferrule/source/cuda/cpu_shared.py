@@ -37,10 +37,11 @@ class SharedMemory:
             body: it is the body of a function.
         """
         parts = solid(code)
+        places = {id(token): i for i, token in enumerate(code)}
         bodies, outside = _function_bodies(parts, body)
         for i, token in enumerate(parts):
             if token.text == "__shared__" and token.kind == "word" and not token.macro:
-                self._declaration(code, parts, i, in_function=i not in outside)
+                self._declaration(code, places, parts, i, in_function=i not in outside)
         macros = {token.text for token in parts if token.macro and token.kind == "word"}
         for name, declaration in self.outside.items():
             everywhere = name in macros and bool(defined(code))
@@ -55,9 +56,15 @@ class SharedMemory:
         return " ".join(text for name, text in self.outside.items() if name in words)
 
     def _declaration(
-        self, code: list[Token], parts: list[Token], i: int, *, in_function: bool
+        self,
+        code: list[Token],
+        places: dict[int, int],
+        parts: list[Token],
+        i: int,
+        *,
+        in_function: bool,
     ) -> None:
-        """Rewrite the declaration around ``__shared__``, the token i."""
+        """Rewrite the declaration around ``__shared__``, the token i of those that are solid."""
         start, end = _statement(parts, i)
         words = {token.text for token in parts[start:i]}
         dynamic = "extern" in words
@@ -73,9 +80,9 @@ class SharedMemory:
             self._text(kind, name, suffix, parts[i].line, dynamic)
             for kind, name, suffix in declared
         ]
-        first = code.index(parts[start])
-        last = code.index(parts[end]) if end < len(parts) else len(code) - 1
-        for token in code[first : last + 1]:
+        first = places[id(parts[start])]
+        last = places[id(parts[end])] if end < len(parts) else len(code)
+        for token in code[first:last]:  # the semicolon stays, where the next one begins
             if token.kind != "newline":
                 token.text = ""
         if in_function:
@@ -119,7 +126,7 @@ def _plain(parts: list[Token]) -> Iterator[Token]:
 def _declarators(words: list[str]) -> Iterator[tuple[str, str, str]]:
     """Type, name and dims of each variable of a declaration; none where it is something else."""
     depth = angles = start = 0
-    kind, name = "", -1
+    base, kind, name = "", "", -1
     for i, word in enumerate([*words, ","]):
         depth += (word in "([{") - (word in ")]}") if len(word) == 1 else 0
         if name < 0 and not depth:
@@ -127,12 +134,13 @@ def _declarators(words: list[str]) -> Iterator[tuple[str, str, str]]:
         ends = word in (",", "=", "[") and i > start
         if name < 0 and ends and not angles and depth == (word == "["):
             name = i - 1
-            kind = kind or " ".join(words[:name])
+            kind = " ".join([base, *words[start:name]]).strip()
+            base = base or kind.rstrip("* ")
         if word == "=" and not depth:
             return
         if word == "," and not depth and not angles and name >= 0:
             yield kind, words[name], "".join(f"{w} " for w in words[name + 1 : i]).strip()
-            kind, start, name = kind.rstrip("* "), i + 1, -1
+            start, name = i + 1, -1
 
 
 def _function_bodies(parts: list[Token], body: bool) -> tuple[list[tuple[int, int]], set[int]]:
