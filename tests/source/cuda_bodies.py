@@ -41,7 +41,7 @@ F = RANDOM.standard_normal(64).astype(np.float32)
 N = RANDOM.integers(-1000, 1000, 64).astype(np.int32)
 U = RANDOM.integers(0, 2**32, 64, np.uint64).astype(np.uint32)
 H = F.astype(np.float16)
-I = "int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+INDEX = "int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
 LANE = "int i = threadIdx.x, lane = i % 32;\n"
 
 
@@ -57,7 +57,7 @@ def per_lane(values: Array) -> Array:
 
 BODIES: dict[str, Body] = {
     "a guard, and threads beyond the grid": Body(
-        I + "if (i < a_shape[0]) out[i] = a[i] + 1;", [X], lambda a: a + 1, grid=(100, 1, 1),
+        INDEX + "if (i < a_shape[0]) out[i] = a[i] + 1;", [X], lambda a: a + 1, grid=(100, 1, 1),
     ),
     "blocks are whole": Body(
         "if (threadIdx.x == 0) atomicAdd(&out[0], 0.0f);"
@@ -201,7 +201,7 @@ BODIES: dict[str, Body] = {
         [N], lambda a: np.bincount(a & 7, minlength=64), init=0,
     ),
     "atomics that keep the old value": Body(
-        I + "__shared__ int n; if (i == 0) n = 0; __syncthreads(); int at = atomicAdd(&n, 1);\n"
+        INDEX + "__shared__ int n; if (i == 0) n = 0; __syncthreads(); int at = atomicAdd(&n, 1);\n"
         "__syncthreads(); out[i] = n; more[at] = 1;",
         [N], lambda a: [np.full(64, 64), np.ones(64)],
     ),
@@ -226,7 +226,7 @@ BODIES: dict[str, Body] = {
     "a lock": Body(
         LANE + "__shared__ int lock, sum; if (i == 0) lock = sum = 0; __syncthreads();\n"
         "bool done = false;\nwhile (!done) if (atomicCAS(&lock, 0, 1) == 0) {\n"
-        "  __threadfence(); sum = sum + a[i]; __threadfence(); atomicExch(&lock, 0); done = true;\n}"
+        "  __threadfence(); sum += a[i]; __threadfence(); atomicExch(&lock, 0); done = true;\n}"
         "\n__syncthreads(); out[i] = sum;",
         [N], lambda a: np.full(64, a.sum()),
     ),
@@ -237,7 +237,7 @@ BODIES: dict[str, Body] = {
         [F], lambda a: np.append(a[40:41], np.zeros(63)), init=0,
     ),
     "the last block": Body(
-        I + "if (i < 64) atomicAdd(&more[1], a[i]); __syncthreads(); __shared__ bool last;\n"
+        INDEX + "if (i < 64) atomicAdd(&more[1], a[i]); __syncthreads(); __shared__ bool last;\n"
         "if (threadIdx.x == 0) { __threadfence();\n"
         "  last = atomicInc((unsigned*)more, gridDim.x - 1) == gridDim.x - 1; }\n"
         "__syncthreads(); if (last) { __threadfence(); out[threadIdx.x] = more[1]; }",
@@ -293,7 +293,8 @@ BODIES: dict[str, Body] = {
     "products of words": Body(
         LANE + "int x = a[i] * 4000000; unsigned u = x;\n"
         "out[i] = __mulhi(x, x) + __mul24(x, 3) % 1000 + __dp4a(x, 0x01020304, 7);\n"
-        "more[i] = __umulhi(u, 12345u) + max(a[i], 3) + min(a[i], -3) + abs(a[i]) + __sad(x, 3, 0);",
+        "more[i] = __umulhi(u, 12345u) + max(a[i], 3) + min(a[i], -3) + abs(a[i])"
+        " + __sad(x, 3, 0);",
         [N], lambda a: words(a),
     ),
     "directions of rounding": Body(
@@ -317,7 +318,7 @@ BODIES: dict[str, Body] = {
         LANE + "double d = a[i]; d = rsqrt(d * d + 1) + __dadd_rn(d, 1.0) + fma(d, d, 1.0);\n"
         "out[i] = float(d) + __hiloint2double(0x3ff00000, 0);",
         [F],
-        lambda a: 1 / np.sqrt(a.astype(np.float64) ** 2 + 1) + a + 1 + a.astype(np.float64) ** 2 + 2,
+        lambda a: doubles(a.astype(np.float64)),
         exact=False,
     ),
     "limits, arrays and tuples": Body(
@@ -340,7 +341,8 @@ BODIES: dict[str, Body] = {
         "for (int d = tile.size() / 2; d; d /= 2) v += tile.shfl_down(v, d);\n"
         "v = tile.shfl(v, 0); block.sync(); cg::sync(block);\n"
         "out[i] = v * 10 + int(tile.thread_rank());\n"
-        "more[i] = tile.meta_group_rank() + 100 * tile.meta_group_size() + 10000 * tile.any(v > 0);",
+        "more[i] = tile.meta_group_rank() + 100 * tile.meta_group_size()"
+        " + 10000 * tile.any(v > 0);",
         [N],
         lambda a: [
             np.repeat(a.reshape(-1, 8).sum(1), 8) * 10 + np.arange(64) % 8,
@@ -358,7 +360,8 @@ BODIES: dict[str, Body] = {
     ),
     "those that are together": Body(
         LANE + "out[i] = 0; if (a[i] > 0) { cg::coalesced_group g = cg::coalesced_threads();\n"
-        "int first = g.shfl(a[i], 0); out[i] = g.thread_rank() + 100 * g.size(); more[i] = first; }",
+        "int first = g.shfl(a[i], 0);\n"
+        "out[i] = g.thread_rank() + 100 * g.size(); more[i] = first; }",
         [N], lambda a: together(a), init=0,
     ),
     "device functions, templates and lambdas": Body(
@@ -383,7 +386,8 @@ BODIES: dict[str, Body] = {
         "  for (int w = 0; w < SIZE / 32; ++w) r += part[w];\n  return r;\n}\n",
     ),
     "strides": Body(
-        I + "auto at = elem_to_loc(i, a_shape.data(), a_strides.data(), a_ndim); out[i] = a[at];",
+        INDEX + "auto at = elem_to_loc(i, a_shape.data(), a_strides.data(), a_ndim);"
+        "out[i] = a[at];",
         [np.arange(64, dtype=np.float32).reshape(8, 8)], lambda a: a.ravel(),
     ),
     "numbers": Body(
@@ -421,8 +425,8 @@ def half_arithmetic(a: Array) -> list[Array]:
     wide, other = x.astype(np.float64), float(y)
     p = (wide * wide + wide).astype(np.float16), np.float16(other * other + other)
     top = np.maximum(x, y).astype(np.float32)
-    return [(p[0] + p[1]).astype(np.float32),
-            top + (x > y) + 4 * (x < y) + np.float32(np.float16(np.exp(np.float32(y))))]  # fmt: skip
+    power = np.float32(np.float16(np.exp(np.float32(y))))
+    return [(p[0] + p[1]).astype(np.float32), top + (x > y) + 4 * (x < y) + power]
 
 
 def bfloat_arithmetic(a: Array) -> list[Array]:
@@ -433,6 +437,12 @@ def bfloat_arithmetic(a: Array) -> list[Array]:
     x = x / y
     x = x - y
     return [(x * x).astype(np.float32) + np.float32(y * y), -x.astype(np.float32)]
+
+
+def doubles(x: Array) -> Array:
+    """What the body of that name gives."""
+    d = 1 / np.sqrt(x**2 + 1) + (x + 1) + (x * x + 1)
+    return d + 1
 
 
 def functions(x: Array) -> Array:

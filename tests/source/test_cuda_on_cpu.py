@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import cuda_on_cpu
 import ferrule as fe
-from cuda_bodies import BODIES, RANDOM, Body, F, I
+from cuda_bodies import BODIES, INDEX, RANDOM, Body, F
 from ferrule.devices.cpu import cuda_bodies
 from ferrule.source.cuda import on_cpu
 from ferrule.tools import loader
@@ -137,7 +137,9 @@ def test_atomics(dtype: Any, data: st.DataObject) -> None:
 @given(st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=2000))
 def test_atomics_of_many_blocks(values: list[int]) -> None:
     a = np.array(values, np.float32)
-    kernel = fe.cuda_kernel("sum", ["a"], ["out"], I + "if (i < a_shape[0]) atomicAdd(out, a[i]);")
+    kernel = fe.cuda_kernel(
+        "sum", ["a"], ["out"], INDEX + "if (i < a_shape[0]) atomicAdd(out, a[i]);"
+    )
     (out,) = cuda_on_cpu.launch(
         kernel, [a], grid=(a.size, 1, 1), threadgroup=(32, 1, 1), output_shapes=[()],
         output_dtypes=[np.float32], init_value=0,
@@ -156,7 +158,7 @@ def test_atomics_of_many_blocks(values: list[int]) -> None:
         "if (threadIdx.x & 1) __syncwarp(); else __shfl_sync(~0u, 1, 0); out[threadIdx.x] = 1;",
         "__shfl_sync(1u, 1, 0); out[threadIdx.x] = 1;",
         "if (threadIdx.x & 1) __syncthreads(); else __syncwarp(); out[threadIdx.x] = 1;",
-        "asm volatile(\"bar.sync 1, 96;\"); out[threadIdx.x] = 1;",
+        'asm volatile("bar.sync 1, 96;"); out[threadIdx.x] = 1;',
     ],
 )
 def test_what_hangs_on_a_gpu_ends(source: str) -> None:

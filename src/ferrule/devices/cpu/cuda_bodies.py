@@ -1,7 +1,7 @@
 """CUDA texts on the CPU: compiled from `source.cuda.on_cpu`'s text, and run over NumPy's memory.
 
-For checking and for tests. A `cuda_kernel` that is called with arrays on the CPU is refused, as ever:
-threads that are fibers are slow.
+For checking and for tests. A `cuda_kernel` that is called with arrays on the CPU is refused, as
+ever: threads that are fibers are slow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import struct
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ... import cache
 from ...errors import CompilerFailed, DeviceError
@@ -63,7 +64,7 @@ class _Bodies(CpuDevice):
 class _Body(CpuProgram):
     """A kernel whose body is CUDA."""
 
-    def _plan(self, launch: Launch):  # type: ignore[no-untyped-def]
+    def _plan(self, launch: Launch) -> Any:
         plan = super()._plan(launch)
         return plan._replace(sizes=(*plan.sizes[:9], self._spec.kernel.shared_memory))
 
@@ -145,8 +146,8 @@ def _run_step(library: ctypes.CDLL, spec: UnitSpec, step: Run) -> None:
     """Run one function of a unit."""
     if step.cluster is not None:
         raise DeviceError(
-            f"unit {spec.name!r}: {step.function} is launched in clusters of {step.cluster} blocks; "
-            "the CPU runs blocks one after the other."
+            f"unit {spec.name!r}: {step.function} is launched in clusters of "
+            f"{step.cluster}; the CPU runs blocks one after the other."
         )
     call = next(call for call in spec.calls if call.function == step.function)
     kept: list[ctypes.Array[ctypes.c_char]] = []

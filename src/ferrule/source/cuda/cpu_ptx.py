@@ -17,8 +17,11 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _SPACES = re.compile(r"\.(shared|global)(?:::cta)?(?![\w:])")
 
 _INT = r"[busf](?:8|16|32|64)"
-_CACHE = r"(?:\.(?:nc|ca|cg|cs|lu|cv|wb|wt|volatile|weak|relaxed|acquire|release|cta|gpu|sys|unified)"
+_CACHE = (
+    r"(?:\.(?:nc|ca|cg|cs|lu|cv|wb|wt|volatile|weak|relaxed|acquire|release|cta|gpu|sys|unified)"
+)
 _CACHE += r"|\.L[12]::[\w:]+|\.(?:shared|global|local|const)(?:::cta)?)*"
+_ALL_FLOATS = r"\.(f32|f64|f16|bf16|f16x2|bf16x2)"
 _FLOATS = r"(?:\.(?:rn|rz|ftz|approx|sat|full))*"
 # An instruction's name, and the function that does it; groups are its template arguments.
 _KNOWN: tuple[tuple[str, str], ...] = (
@@ -36,14 +39,14 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     (r"cvta(?:\.to)?\.(?:shared|global)\.u64", "move"),
     (rf"(add|sub|mul\.lo|and|or|xor|shl|shr|min|max|div|rem)\.({_INT})", "binary<{1}, op_{0}>"),
     (rf"(mul\.hi)\.({_INT})", "binary<{1}, op_{0}>"),
-    (rf"(mul\.wide)\.([su](?:16|32))", "wide<{1}>"),
+    (r"(mul\.wide)\.([su](?:16|32))", "wide<{1}>"),
     (rf"mad\.lo\.({_INT})", "mad<{0}>"),
     (r"(and|or|xor)\.pred", "binary<pred, op_{0}>"),
     (rf"not\.({_INT}|pred)", "invert<{0}>"),
     (rf"neg\.({_INT})", "negate<{0}>"),
     (rf"abs\.({_INT})", "absolute<{0}>"),
-    (rf"(add|sub|mul|div|min|max){_FLOATS}\.(f32|f64|f16|bf16|f16x2|bf16x2)", "binary<{1}, op_{0}>"),
-    (rf"fma{_FLOATS}\.(f32|f64|f16|bf16|f16x2|bf16x2)", "fused<{0}>"),
+    (rf"(add|sub|mul|div|min|max){_FLOATS}{_ALL_FLOATS}", "binary<{1}, op_{0}>"),
+    (rf"fma{_FLOATS}{_ALL_FLOATS}", "fused<{0}>"),
     (rf"(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos){_FLOATS}\.f32", "function<op_{0}>"),
     (rf"setp\.(eq|ne|lt|le|gt|ge)\.({_INT})", "compare<{1}, op_{0}>"),
     (rf"selp\.({_INT})", "select"),
@@ -224,7 +227,7 @@ def _arguments(assembly: Assembly, text: str, spaces: list[str]) -> Iterator[str
 
 def _value(assembly: Assembly, text: str) -> str:
     """An operand as an expression of C++."""
-    if text.startswith("%%") or text.startswith("%") and not re.match(r"%\d|%\[", text):
+    if text.startswith("%%") or (text.startswith("%") and not re.match(r"%\d|%\[", text)):
         special = _SPECIAL.get(text.strip("%"))
         if special is None:
             raise Unknown(text.replace("%%", "%"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .. import words
 from ..lexer import Token, defined, directive_at, solid, text_at
 from . import cpu_ptx
 
@@ -27,16 +28,13 @@ class Unsupported(NamedTuple):
 
 
 # Headers whose names include/cuda_on_cpu.h has; all of cuda/std beside them.
-KNOWN_HEADERS = frozenset(
-    f"{name}{end}"
-    for name in ("assert", "float", "limits", "math", "stddef", "stdint", "stdio", "stdlib")
-    for end in (".h",)
-) | frozenset(
-    "string.h cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring cuda.h "
+KNOWN_HEADERS = words(
+    "assert.h float.h limits.h math.h stddef.h stdint.h stdio.h stdlib.h string.h "
+    "cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring cuda.h "
     "cuda_bf16.h cuda_fp16.h cuda_runtime.h cuda_runtime_api.h cooperative_groups.h "
     "cooperative_groups/reduce.h cooperative_groups/scan.h device_launch_parameters.h "
     "math_constants.h vector_types.h vector_functions.h device_functions.h "
-    "device_atomic_functions.h ferrule_unit.h".split()
+    "device_atomic_functions.h ferrule_unit.h"
 )
 _INCLUDE = re.compile(r"#\s*include\s*[<\"]([^>\"]+)[>\"]")
 
@@ -54,7 +52,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"(__managed__|cudaMalloc\w*|cudaMemcpy\w*|cudaLaunch\w+)", "functions of the host"),
     (r"cudaDeviceSynchronize", "launches by a kernel"),
 )
-_WORD = re.compile("|".join(f"(?P<w{i}>{words})" for i, (words, _) in enumerate(_WORDS)))
+_WORD = re.compile("|".join(f"(?P<w{i}>{names})" for i, (names, _) in enumerate(_WORDS)))
 _SPACES = {
     "nvcuda": "tensor cores (nvcuda)", "wmma": "tensor cores (wmma)", "cub": "the library cub",
     "thrust": "the library thrust", "cutlass": "the library cutlass", "cute": "the library cute",
@@ -96,7 +94,7 @@ def _what(parts: list[Token], i: int) -> str:
         if token.text == "cuda":
             return _of_library(parts, i)
     found = _WORD.fullmatch(token.text)
-    if found is None or text_at(parts, i - 1) == "::" and text_at(parts, i - 2) == "std":
+    if found is None or (text_at(parts, i - 1) == "::" and text_at(parts, i - 2) == "std"):
         return ""
     return f"{_WORDS[int((found.lastgroup or 'w0')[1:])][1]} ({token.text})"
 

@@ -28,7 +28,7 @@ _SPACE = "mlx::core::cu"
 _ENTRY = "FR_EXPORT void {name}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
 _ENTRY += "::fr::worker* fr_w) {{\n{run}}}\n"
 _TAIL = (
-    'FR_EXPORT const char fr_units[] = "threadgroups";\nFR_EXPORT const char fr_alone = \'0\';\n'
+    "FR_EXPORT const char fr_units[] = \"threadgroups\";\nFR_EXPORT const char fr_alone = '0';\n"
 )
 
 
