@@ -144,7 +144,7 @@ def run_unit_on_cpu(
 
 def _run_step(library: ctypes.CDLL, spec: UnitSpec, step: Run) -> None:
     """Run one function of a unit."""
-    if step.cluster is not None:
+    if step.cluster not in (None, (1, 1, 1)):
         raise DeviceError(
             f"unit {spec.name!r}: {step.function} is launched in clusters of "
             f"{step.cluster}; the CPU runs blocks one after the other."
