@@ -17,6 +17,7 @@ from ferrule.devices.cpu.cuda_bodies import run_on_cpu, run_unit_on_cpu
 from ferrule.dtypes import Dtype
 from ferrule.operators.call import choose, run_body
 from ferrule.operators.launch import bound
+from ferrule.source.cuda import on_cpu
 from ferrule.spec import Facts, Launch, Spec
 from ferrule.unit import UnitSpec
 
@@ -90,12 +91,12 @@ class _Memory:
         return array
 
 
-GPU = {":device": "cuda", "sm_count": 4, "capability": 90, "memory_bus": 5120}
+GPU = {":device": "cuda", "sm_count": 4, "capability": on_cpu.CAPABILITY, "memory_bus": 5120}
 
 
 def run_op(
     op: ferrule.Op, inputs: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch,
-    body: Any = None, capability: int = 90,
+    body: Any = None, capability: int = on_cpu.CAPABILITY,
 ) -> tuple[list[Array], Any]:  # fmt: skip
     """The outputs of an op's CUDA implementation, and which that is.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -408,3 +411,48 @@ def watched_launch(shared: int) -> tuple[Any, list[Any]]:
     worker[0], worker[1] = ctypes.addressof(scratch), len(scratch)
     worker[4] = ctypes.cast(fiber_stacks, ctypes.c_void_p).value
     return launch, [worker, stacks, scratch, fiber_stacks, table, arrays]
+
+
+# -- numbers of 8 bits -----------------------------------------------------------------------------
+
+SMALL = """
+int i = blockIdx.x * blockDim.x + threadIdx.x; if (i >= a_shape[0]) return;
+T v(a[i]); out[i] = float(v); more[i] = v.__x; T again; again.__x = i; bits[i] = float(again);
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "most"),
+    [("e4m3", ml_dtypes.float8_e4m3fn, 448), ("e5m2", ml_dtypes.float8_e5m2, 57344)],
+)
+def test_numbers_of_8_bits(name: str, dtype: Any, most: float) -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = halves[np.isfinite(halves)]
+    a = np.concatenate([halves, halves * np.float32(1.0001), halves * np.float32(0.01)])
+    source = SMALL.replace("T v", f"using T = __nv_fp8_{name}; T v")
+    kernel = fe.cuda_kernel("k", ["a"], ["out", "more", "bits"], source)
+    out, more, bits = cuda_on_cpu.launch(
+        kernel, [a], grid=(a.size, 1, 1), threadgroup=(256, 1, 1), output_shapes=[a.shape] * 3,
+        output_dtypes=[np.float32, np.uint8, np.float32],
+    )  # fmt: skip
+    want = np.clip(a, -most, most).astype(dtype)
+    np.testing.assert_array_equal(out, want.astype(np.float32))
+    np.testing.assert_array_equal(more, want.view(np.uint8))
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(bits[:256], every)
+
+
+# -- printing and asserting ------------------------------------------------------------------------
+
+
+def test_printf_is_that_of_c() -> None:
+    """C writes past Python's own streams."""
+    code = """
+import numpy as np, cuda_on_cpu, ferrule as fe
+source = 'printf("%d of %s: %.1f\\\\n", threadIdx.x, "k", a[0]);'
+kernel = fe.cuda_kernel("k", ["a"], ["out"], source)
+cuda_on_cpu.launch(kernel, [np.full(1, 1.5, np.float32)], grid=(2, 1, 1), threadgroup=(2, 1, 1),
+                   output_shapes=[(1,)], output_dtypes=[np.float32])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 of k: 1.5\n1 of k: 1.5\n"

@@ -80,7 +80,7 @@ def test_all_that_steps_can_say(run: Run) -> None:
     x, c = random(4, 9), random(4)
     was = c[0]
     y, z, w, seen = run(
-        cuda_ops.pieces(), x, None, c, 1.5, 0.25, 0.5, 2**40, True, capability=80
+        cuda_ops.pieces(), x, None, c, 1.5, 0.25, 0.5, 2**40, True
     )  # fmt: skip
     np.testing.assert_array_equal(z, x)
     assert (w == -1).all() and y[0] == np.float32(x[0, 0] + np.float32(0.5) + 1) + 2 - 9
@@ -234,7 +234,6 @@ def test_gathered_products(transpose: bool, dtype: Any) -> None:
 @pytest.mark.parametrize(("mode", "group", "bits"), [("nvfp4", 16, 4), ("affine", 64, 4),
                                                      ("mxfp8", 32, 8)])  # fmt: skip
 def test_quantized_products(mode: str, group: int, bits: int, rows: int) -> None:
-    """On a GPU without clusters: with them their weights are shared out to blocks."""
     dtype = ml_dtypes.bfloat16
     words = RANDOM.integers(0, 2**32, (64, 512 * bits // 32), np.uint64).astype(np.uint32)
     scales = RANDOM.integers(40, 60, (64, 512 // group)).astype(np.uint8)
@@ -245,4 +244,4 @@ def test_quantized_products(mode: str, group: int, bits: int, rows: int) -> None
         "scales": scales, "biases": scales,
     }  # fmt: skip
     op = ops.quantized._product(mode, group, bits, True, "", False)
-    both(op, [given[a.name] for a in op.rule.inputs], 1.6e-2, capability=80)
+    both(op, [given[a.name] for a in op.rule.inputs], 1.6e-2)

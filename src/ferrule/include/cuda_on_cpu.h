@@ -62,6 +62,10 @@
 
 #include "cuda_cpu_types.h"
 #include "cuda_cpu_math.h"
+#ifdef FR_FP8
+#undef FR_FP8
+#include "cuda_cpu_fp8.h"
+#endif
 #include "cuda_cpu_warps.h"
 #include "cuda_cpu_atomics.h"
 #include "cuda_cpu_groups.h"

@@ -31,7 +31,7 @@ class Unsupported(NamedTuple):
 KNOWN_HEADERS = words(
     "assert.h float.h limits.h math.h stddef.h stdint.h stdio.h stdlib.h string.h "
     "cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring cuda.h "
-    "cuda_bf16.h cuda_fp16.h cuda_runtime.h cuda_runtime_api.h cooperative_groups.h "
+    "cuda_bf16.h cuda_fp16.h cuda_fp8.h cuda_runtime.h cuda_runtime_api.h cooperative_groups.h "
     "cooperative_groups/reduce.h cooperative_groups/scan.h device_launch_parameters.h "
     "math_constants.h vector_types.h vector_functions.h device_functions.h "
     "device_atomic_functions.h ferrule_unit.h"
@@ -45,7 +45,11 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"(cluster_group|this_cluster|__cluster_dims__)", "clusters"),
     (r"(multi_grid_group|this_multi_grid)", "groups of several GPUs"),
     (r"(labeled_partition|memcpy_async)", "this of cooperative groups"),
-    (r"__nv_(fp[468]\w*|cvt_\w*fp[468]\w*)", "floats of 8 bits and less"),
+    (
+        r"(?!__nv_fp8(x[24])?_e[45]m[23]$|__nv_fp8_(storage|interpretation)_t$|__nv_cvt_float_to_fp8$)"
+        r"__nv_(fp[468]\w*|cvt_\w*fp[468]\w*)",
+        "floats of 8 bits and less",
+    ),
     (r"curand\w*", "cuRAND"),
     (r"__pipeline_\w+", "copies in the background"),
     (r"__is(Shared|Global|Constant|Local)", "address spaces"),

@@ -3,7 +3,8 @@
 They have the entry of `source.fibers`: what runs and watches those texts does the same with these.
 The author's text stands in the namespace where CUDA has it, as it was written, but for shared
 memory (`cpu_shared`) and includes: include/cuda_on_cpu.h has CUDA's names, and what it does not
-know is found first (`cpu_scan`).
+know is found first (`cpu_scan`). For a text, and for what chooses between implementations, the CPU
+is a GPU of `CAPABILITY`: what it has in branches for newer ones is not compiled.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from .. import ENTRY, described
 from ..lexer import Token, join, solid, tokens
 from . import cpu_ptx, unit
 from .body import library_switches, locals_of, named
-from .cpu_scan import Unsupported, include_name
+from .cpu_scan import ARCH, Unsupported, include_name
 from .cpu_scan import unsupported as scan
 from .cpu_shared import SharedMemory
 from .launch import kernel_parameters
+
+CAPABILITY = ARCH // 10
 
 _SPACE = "mlx::core::cu"
 _ENTRY = "FR_EXPORT void {name}(const ::fr::launch* fr_l, uint64_t fr_begin, uint64_t fr_end, "
@@ -47,6 +50,8 @@ def unsupported(spec: Spec | UnitSpec) -> list[Unsupported]:
     own = [name for name, _ in spec.headers]
     for where, text in (("source", spec.source), *spec.headers):
         found += scan(tokens(text, kernel=spec.name, where=where), where, own)
+    if spec.specific:
+        found.append(Unsupported(1, "instructions of sm_90a"))
     kinds = {kind for call in spec.calls for _, kind in call.arguments}
     if TENSOR_MAP in kinds and not any("tensor maps" in one.what for one in found):
         found.append(Unsupported(1, "tensor maps"))
@@ -54,7 +59,7 @@ def unsupported(spec: Spec | UnitSpec) -> list[Unsupported]:
 
 
 def _small_floats(dtypes: Iterable[object]) -> list[Unsupported]:
-    there = [d.name for d in FLOAT8 if d in {*dtypes}]
+    there = [d.name for d in FLOAT8 if d.name == "float8_e8m0fnu" and d in {*dtypes}]
     return [Unsupported(1, f"floats of 8 bits and less ({name})") for name in there]
 
 
