@@ -389,14 +389,14 @@ def test_shared_memory_is_registered() -> None:
     ])  # fmt: skip
 
 
-def watched_launch(shared: int) -> tuple[Any, list[Any]]:
-    """A launch of one thread, and what stands in for a thread of the runtime (include/cpu.h)."""
+def watched_launch(shared: int, threads: int = 1) -> tuple[Any, list[Any]]:
+    """A launch of one block, and what stands in for a thread of the runtime (include/cpu.h)."""
     arrays = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
     table = (ctypes.c_void_p * 2)(*[array.ctypes.data for array in arrays])
     launch = (ctypes.c_uint32 * 18)()
     ctypes.memmove(launch, ctypes.byref(ctypes.c_void_p(ctypes.addressof(table))), 8)
-    launch[8:18] = [1, 1, 1, 1, 1, 1, 1, 1, 1, shared]
-    stacks = ctypes.create_string_buffer(1 << 18)
+    launch[8:18] = [threads, 1, 1, threads, 1, 1, 1, 1, 1, shared]
+    stacks = ctypes.create_string_buffer(threads << 18)
     scratch = ctypes.create_string_buffer(1 << 20)
 
     @ctypes.CFUNCTYPE(
@@ -456,3 +456,44 @@ cuda_on_cpu.launch(kernel, [np.full(1, 1.5, np.float32)], grid=(2, 1, 1), thread
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0 of k: 1.5\n1 of k: 1.5\n"
+
+
+# -- what watches is told --------------------------------------------------------------------------
+
+TOLD = """
+static unsigned told[4];
+static void tell(unsigned what, unsigned lane, unsigned line) {
+  if (!told[0]) told[0] = 1, told[1] = what, told[2] = lane, told[3] = line;
+}
+#define FR_ON_LANES(WHAT, LANE, AT) tell(WHAT, LANE, (AT).line)
+#include "cuda_on_cpu.h"
+FR_EXPORT unsigned first(int i) { return told[i]; }
+"""
+NOT_NAMED, DOES_NOT_COME, NOT_THERE, WAITS_FOREVER = range(4)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("\n__syncwarp();\n__shfl_sync(~0u, 1, 3);\n__syncthreads();", None),
+        ("\n__shfl_sync(~2u, 1, 0);", (NOT_NAMED, 1, 2)),
+        ("if (threadIdx.x == 5) return;\nint v =\n  __shfl_sync(~0u, 1, 5);", (NOT_THERE, 0, 3)),
+        ("\n\nif (threadIdx.x != 7)\n  __syncwarp();\n__syncthreads();", (DOES_NOT_COME, 7, 4)),
+        ("auto w = cg::tiled_partition<32>(cg::this_thread_block());\n"
+         "if (threadIdx.x != 9) w.shfl(1, 0);\n__syncthreads();", (DOES_NOT_COME, 9, 2)),
+        ('if (threadIdx.x < 30)\nasm volatile("bar.sync 1, 32;");', (DOES_NOT_COME, 0, 2)),
+        ("__shared__ int flag; flag = 0;\nwhile (atomicAdd(&flag, 0) == 0) {}",
+         (WAITS_FOREVER, None, None)),
+    ],
+)  # fmt: skip
+def test_what_watches_is_told(source: str, told: tuple[int, int | None, int | None] | None) -> None:
+    kernel = fe.cuda_kernel("k", ["a"], ["out"], source)
+    text = on_cpu.text(make_spec(kernel.kernel, [(fe.float32, (4,))]))
+    text = text.replace('#include "cuda_on_cpu.h"\n', TOLD)
+    library = loader.load_library(cuda_bodies.compile_text(text, "k"), "k")
+    launch, kept = watched_launch(0, threads=32)
+    library.fr_entry(ctypes.byref(launch), ctypes.c_uint64(0), ctypes.c_uint64(1), kept[0])
+    found = [library.first(i) for i in range(4)]
+    assert bool(found[0]) == (told is not None)
+    for value, expected in zip(found[1:], told or (), strict=told is not None):
+        assert expected is None or value == expected

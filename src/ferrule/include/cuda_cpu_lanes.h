@@ -6,7 +6,7 @@
 // and `FR_ON_LANES` is told.
 //
 // What watches a launch defines these before:
-//   FR_ON_LANES(what, lane, at)  something is wrong with a lane of the warp
+//   FR_ON_LANES(what, lane, at)  something is wrong with a lane of the warp; `what` is fr::on_cpu's
 //   FR_ON_BARRIER(at)            the thread that runs waits at a barrier of its block
 #pragma once
 
@@ -29,9 +29,10 @@ struct here {
 };
 
 enum what {
-  LANE_NOT_NAMED,    // a lane is not in the mask that it gives
-  LANE_DOES_NOT_COME,  // a lane is named that waits elsewhere
-  LANE_NOT_THERE,    // a lane is read that takes no part
+  LANE_NOT_NAMED,      // a lane is not in the mask that it gives
+  LANE_DOES_NOT_COME,  // a lane is named that waits elsewhere; threads that a barrier counts do
+  LANE_NOT_THERE,      // a lane reads another that takes no part
+  LANE_WAITS_FOREVER,  // a thread asks memory again and again, and nobody else goes on
 };
 
 // What a lane waits with: the first of its operands.
@@ -84,7 +85,7 @@ inline bool carry_out_some(fiber* lanes, unsigned count, bool named) {
     if (named)
       for (unsigned k = 0; k < count; ++k)
         if ((call_of(lanes[i]).named & ~mask) >> k & 1 && lanes[k].state != fiber::DONE)
-          FR_ON_LANES(LANE_DOES_NOT_COME, k, call_of(lanes[i]).at);
+          FR_ON_LANES(::fr::on_cpu::LANE_DOES_NOT_COME, k, call_of(lanes[i]).at);
     return carry_out(lanes, mask);
   }
   return false;

@@ -111,7 +111,7 @@ inline void barrier(int id, int threads, fr_here at = fr_here()) {
   const unsigned before = barriers[id & 15].block == on_cpu::block.number ? barriers[id & 15].opened : 0;
   numbered& b = arrived_at(id, threads);
   for (int i = 0; b.opened == before && i < PATIENCE; ++i) on_cpu::yield();
-  if (b.opened == before) FR_ON_LANES(LANE_DOES_NOT_COME, on_cpu::lane_index(), at);
+  if (b.opened == before) FR_ON_LANES(::fr::on_cpu::LANE_DOES_NOT_COME, on_cpu::lane_index(), at);
 }
 inline void barrier(int id, fr_here at = fr_here()) {
   if (id == 0) __syncthreads(at);

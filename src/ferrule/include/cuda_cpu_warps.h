@@ -15,6 +15,7 @@ namespace fr {
 namespace on_cpu {
 
 constexpr unsigned DYNAMIC_BYTES = 232448;  // of shared memory, more than a GPU allows
+constexpr unsigned MOST_IDLE = 1u << 20;
 constexpr unsigned EVERY = 0xffffffffu;
 
 // What the threads of the block that runs share. A block runs on one thread of the CPU.
@@ -22,6 +23,7 @@ struct block_state {
   ::uint3 positions[MAX_FIBERS];
   signed char votes[MAX_FIBERS];
   unsigned operations;  // on memory, since somebody else last ran
+  unsigned idle;        // how often threads let others run, since one last came to an operation
   unsigned dynamic_bytes;
   unsigned number;  // of the block, among those that this thread of the CPU has run
 };
@@ -58,14 +60,24 @@ constexpr signed char NO_VOTE = -1;  // of a thread that does not come
 // the bytes of dynamic shared memory.
 inline void begin(const launch* l, const group& g, unsigned index) {
   block.dynamic_bytes = l->block;
-  if (index == 0) ++block.number;
+  if (index == 0) ++block.number, block.idle = 0;
   block.votes[index] = NO_VOTE;
   const metal::uint3 at = g.position(index);
   block.positions[index] = {at.x, at.y, at.z};
 }
 
-inline void yield() {
+// The end of a thread that is beyond help.
+inline void end_thread() {
+  self().state = fiber::DONE;
+  for (;;) suspend();
+}
+// Others run. Where all that run do nothing else, they wait for what never comes: they end.
+inline void yield(here at = here("", 0)) {
   block.operations = 0;
+  if (++block.idle > MOST_IDLE) {
+    FR_ON_LANES(::fr::on_cpu::LANE_WAITS_FOREVER, lane_index(), at);
+    end_thread();
+  }
   suspend();  // as it is: ready
 }
 // A thread may wait for what another writes: now and then others run.
@@ -75,6 +87,7 @@ FR_FN void touched_memory() {
 
 inline void barrier(here at) {
   FR_ON_BARRIER(at);
+  block.idle = 0;
   self().state = fiber::AT_BARRIER;
   suspend();
 }
@@ -97,7 +110,8 @@ inline votes vote(bool yes, here at) {
 template <class OPERATION, class T> FR_FN T together(unsigned named, T value, here at) {
   lane_call call{named, at};
   const unsigned lane = lane_index();
-  if (named && !(named >> lane & 1)) FR_ON_LANES(LANE_NOT_NAMED, lane, at);
+  block.idle = 0;
+  if (named && !(named >> lane & 1)) FR_ON_LANES(::fr::on_cpu::LANE_NOT_NAMED, lane, at);
   void* operands[] = {&call, &value};
   operate(0, operands, [](unsigned mask, void*** o) {
     T values[32];
@@ -147,7 +161,7 @@ struct op_shuffle {
     for (unsigned i = 0; i < 32; ++i) {
       if (!(mask >> i & 1) || v[i].from < 0) continue;
       if (mask >> v[i].from & 1) v[i].value = old[v[i].from];
-      else FR_ON_LANES(LANE_NOT_THERE, i, at);
+      else FR_ON_LANES(::fr::on_cpu::LANE_NOT_THERE, i, at);
     }
   }
 };
@@ -191,12 +205,6 @@ FR_FN int from_xor(int by, int width) {
 FR_FN unsigned ballot(unsigned named, bool v, here at) { return together<op_ballot>(named, unsigned(v), at); }
 template <class T> FR_FN unsigned match(unsigned named, T v, here at) {
   return together<op_match>(named, matched<T>{v, 0}, at).lanes;
-}
-
-// The end of a thread that is beyond help.
-inline void end_thread() {
-  self().state = fiber::DONE;
-  for (;;) suspend();
 }
 
 }  // namespace on_cpu
