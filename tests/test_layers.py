@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "source.loops": "nouns source tree_sitter",
     "source.cuda": "nouns source source.loops tree_sitter",
     "devices": "nouns tools source",
-    "devices.cpu": "nouns tools source source.loops devices",
+    "devices.cpu": "nouns tools source source.cuda source.loops devices",
     "devices.cuda": "nouns tools source source.cuda devices",
     "hosts": "nouns tools numpy cupy",
     "kernels": "nouns tools rules source.metal devices hosts numpy",

@@ -12,6 +12,7 @@
 
 #define MAX_NDIM 10
 #define WARP_SIZE 32
+#ifndef FR_CUDA_LANES  // cuda_on_cpu.h has all this, for the CPU
 #define FR_FN __device__ __forceinline__
 
 // libcu++ writes out its metaprograms for up to 16 arguments; where it is told so for 2, they recurse,
@@ -54,6 +55,7 @@
 #ifdef FR_COOPERATIVE_GROUPS
 #include <cooperative_groups.h>
 #endif
+#endif  // FR_CUDA_LANES
 #ifndef INFINITY
 #define INFINITY __builtin_bit_cast(float, 0x7f800000)
 #endif

@@ -1,7 +1,9 @@
 // What checks that a step of a CUDA unit gives a function what it takes: how many arguments, and
 // which of them are pointers, integers of a size, or floats. See source/cuda/unit.py.
 #pragma once
+#ifndef FR_CUDA_LANES  // cuda_on_cpu.h has them
 #include <cuda/std/cstdint>
+#endif
 
 namespace fr_unit {
 

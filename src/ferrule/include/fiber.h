@@ -194,6 +194,11 @@ FR_FN unsigned turn(unsigned k, unsigned count) {
 #endif
 }
 
+#ifdef FR_CUDA_LANES
+}  // namespace fr
+#include "cuda_cpu_lanes.h"  // its own run_simdgroup: CUDA's operations name their lanes
+namespace fr {
+#else
 // Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
 // when there is none: each lane is done or waits at a threadgroup barrier.
 FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
@@ -221,6 +226,7 @@ FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
   run(mask, operands);
   return true;
 }
+#endif
 
 template <class BODY> FR_QUIET void fiber_main(fiber* f) {
   (*static_cast<BODY*>(fr_fibers->body))(*fr_fibers->where, f->index);

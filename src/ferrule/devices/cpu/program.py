@@ -168,17 +168,8 @@ class CpuProgram:
         block, _kept = packed(inputs, outputs, sizes, self._described)
         # One thread where the kernel counts on it; else as many as are set.
         limit = 1 if loaded.alone else 0
-        call = loaded.entry, ctypes.addressof(block), units, limit, SLICE, Progress()
-        run = runtime().fr_run_some
-        try:
-            status = run(*call)
-            while status == MORE:  # here Python raises KeyboardInterrupt
-                status = run(*call)
-        except KeyboardInterrupt:
-            run(None, None, 0, 0, 0, call[-1])  # shows what it printed
-            if not runtime().fr_abandoned():
-                raise
-            raise KeyboardInterrupt(abandoned(launch.of(self._spec.kernel))) from None
+        call = loaded.entry, ctypes.addressof(block), units, limit
+        status = run_units(*call, launch.of(self._spec.kernel))
         if status:
             raise self.failure(status, launch, [*inputs, *outputs])
 
@@ -203,6 +194,34 @@ class CpuProgram:
     def failure(self, status: int, launch: Launch, arrays: list[Facts]) -> DeviceError:
         """The error for a launch that ended with ``status``, a code of runtime/runtime.h."""
         return _failure(status, self._spec.kernel, launch, arrays)
+
+
+def run_units(entry: object, launch: int, units: int, limit: int, where: str) -> int:
+    """Run a kernel's units of work, wait for them, and return how that ended.
+
+    Args:
+        entry, launch: the addresses of the kernel and of its `fr::launch`.
+        units, limit: how many there are, and on how many threads at most (0: all).
+        where: the kernel's launch, for the words of an error.
+
+    Returns:
+        0, or a code of runtime/runtime.h.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C; after the second one units that do not end were abandoned.
+    """
+    call = entry, launch, units, limit, SLICE, Progress()
+    run = runtime().fr_run_some
+    try:
+        status = int(run(*call))
+        while status == MORE:  # here Python raises KeyboardInterrupt
+            status = int(run(*call))
+    except KeyboardInterrupt:
+        run(None, None, 0, 0, 0, call[-1])  # shows what it printed
+        if not runtime().fr_abandoned():
+            raise
+        raise KeyboardInterrupt(abandoned(where)) from None
+    return status
 
 
 def _failure(status: int, kernel: Kernel, launch: Launch, arrays: list[Facts]) -> DeviceError:

@@ -8,6 +8,7 @@ the names that MLX documents.
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 from ...dtypes import FLOAT8, complex64
 from ...spec import Spec
@@ -48,15 +49,19 @@ def text(spec: Spec) -> str:
     lines += ['#line 1 "ferrule"', "namespace mlx { namespace core { namespace cu {"]
     lines.append(f'extern "C" __global__ void {kernel_symbol(spec)}(')
     lines.append(",\n".join(f"    {parameter}" for parameter in _parameters(spec)) + ") {")
-    lines += _locals(spec)
+    lines += locals_of(spec)
     lines += [f'#line 1 "{kernel.name}.source"', kernel.source, '#line 1 "ferrule"']
     return "\n".join([*lines, "}", "} } }  // namespace mlx::core::cu", ""])
 
 
 def named(spec: Spec) -> list[str]:
     """The macros that ask include/cuda_kernel.h for the libraries that the text seems to name."""
-    kernel = spec.kernel
-    code = f"{kernel.header}\n{kernel.source}"
+    types = {i.dtype for i in spec.inputs} | {*spec.outputs, *(v for _, v in spec.template)}
+    return library_switches(f"{spec.kernel.header}\n{spec.kernel.source}", types)
+
+
+def library_switches(code: str, types: Set[object]) -> list[str]:
+    """As `named`, for a text and the types of its arrays."""
     names = {match[1] or "" for match in _STD.finditer(code)}
     headers = {
         header for header, own in _PARTS.items() for n in names if re.fullmatch(own, n, re.ASCII)
@@ -64,11 +69,10 @@ def named(spec: Spec) -> list[str]:
     listed = f"{_ALWAYS}|{'|'.join(_PARTS.values())}"
     if not all(re.fullmatch(listed, name, re.ASCII) for name in names):
         headers |= set(_PARTS)
-    types = {i.dtype for i in spec.inputs} | {*spec.outputs, *(v for _, v in spec.template)}
     if _COMPLEX.search(code) or complex64 in types:
         headers.add("COMPLEX")
     switches = [f"FR_STD_{header}" for header in _PARTS if header in headers]
-    if _FP8.search(code) or types.intersection(FLOAT8):
+    if _FP8.search(code) or types & {*FLOAT8}:
         switches.append("FR_FP8")
     if _LIBRARY.search(code):
         return [*switches, "FR_COOPERATIVE_GROUPS", "FR_CUDA_LIBRARY"]
@@ -98,7 +102,7 @@ def _parameters(spec: Spec) -> list[str]:
     return declarations
 
 
-def _locals(spec: Spec) -> list[str]:
+def locals_of(spec: Spec) -> list[str]:
     """The declarations of what the body uses without a parameter of its own."""
     lines: list[str] = []
     for name, input_, _ in described(spec):

@@ -59,7 +59,7 @@ def text(spec: UnitSpec) -> str:
     lines += [constant(name, value) for name, value in spec.template]
     lines += [f'#line 1 "{spec.name}.source"', spec.source]
     for call in spec.calls:
-        for check in _checks(call):
+        for check in checks(call):
             lines += [f'#line 1 "{spec.name}.{step_label(call)}"', check]
     return "\n".join([*lines, ""])
 
@@ -116,7 +116,7 @@ def constant(name: str, value: TemplateValue, type_name: Callable[[Dtype], str] 
     return f"constexpr {kind} {name} = {template_value(value)};"
 
 
-def _checks(call: Call) -> list[str]:
+def checks(call: Call) -> list[str]:
     """Assertions about what a function takes."""
     function = f"decltype(&({call.function}))"
     count = len(call.arguments)
