@@ -1,122 +1,70 @@
-"""assert in texts that define FR_CHECKED: what is told of a condition (include/asserts.h)."""
+"""assert in checked runs: what is told of a condition that does not hold (include/asserts.h)."""
 
 from __future__ import annotations
 
-import struct
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 import ferrule
-from ferrule import cache
-from ferrule.devices.cpu import program
-
-# What a checked run would define: each call becomes a line of a file.
-HOOK = """
-#include <cstdio>
-namespace fr { struct print_value; }
-struct checked { int kind, bytes; unsigned long long bits; };
-extern "C" inline void fr_check_assert(bool holds, const char* condition, int line,
-                                       const char* file, const fr::print_value* values,
-                                       unsigned count) {
-  static FILE* out = nullptr;
-  if (!out) out = fopen("OUT", "w");
-  fprintf(out, "%d\\t%s\\t%d\\t%s", holds, condition, line, file);
-  const checked* v = (const checked*)values;
-  for (; count--; ++v) fprintf(out, "\\t%d %d %llu", v->kind, v->bytes, v->bits);
-  fprintf(out, "\\n");
-  fflush(out);
-}
-"""
 
 
-class Told(NamedTuple):
-    holds: bool
-    condition: str
-    line: int
-    file: str
-    values: list[float]
-
-
-def told(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, header: str = ""
-) -> list[Told]:
-    hook, out = folder / "hook.h", folder / "out"
-    hook.write_text(HOOK.replace("OUT", str(out)))
-    flags = (*program._FLAGS, "-DFR_CHECKED=1", "-include", str(hook))
-    monkeypatch.setattr(program, "_FLAGS", flags)
-    cache.set_default(folder)
+def told(source: str, header: str = "") -> list[tuple[str, int | None, str]]:
+    """Where which conditions do not hold: the text, the line, and what is said."""
     kernel = ferrule.metal_kernel("k", ["a", "h", "b"], ["y"], source, header)
     inputs: list[Any] = [
         np.arange(4, dtype=np.int32),
         np.array([0.5, 2], np.float16),
         np.array([0.5, 2], ml_dtypes.bfloat16),
     ]
-    try:
+    with ferrule.checking(ignore=["unwritten"]) as findings:
         kernel(inputs=inputs, grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(4,)],
                output_dtypes=[np.float32])  # fmt: skip
-    finally:
-        cache.set_default(None)
-    return [_read(line.split("\t")) for line in out.read_text().splitlines()]
+    return [(f.where, f.line, f.message) for f in findings]
 
 
-def _read(parts: list[str]) -> Told:
-    holds, condition, line, file, *values = parts
-    return Told(holds == "1", condition, int(line), file, [_value(v) for v in values])
-
-
-def _value(text: str) -> float:
-    kind, _, bits = text.split()
-    number: float = struct.unpack("<d" if kind == "2" else "<q", struct.pack("<Q", int(bits)))[0]
-    return number
-
-
-@pytest.mark.parametrize("mode", ["auto", "fibers"])
-def test_a_comparison_tells_both_sides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
-) -> None:
-    with program.running(mode):
-        calls = told(
-            monkeypatch,
-            tmp_path,
-            """
-            int n = a[3]; uint u = 7;
-            assert(n < 2);
-            assert(n + 1 == 4);
-            assert(h[0] >= h[1]);
-            assert(b[0] != b[1]);
-            assert(u << 2 > u);
-            assert(n > 0 && u > 9);
-            assert(!(n == 3));
-            assert(n);
-            y[0] = 0; inside(n);
-            """,
-            "void inside(int k) {\n  assert(k % 2 == 0 || k > 5);\n}",
-        )
+def test_a_comparison_tells_both_sides() -> None:
+    calls = told(
+        """
+        int n = a[3]; uint u = 7;
+        assert(n < 2);
+        assert(n + 1 == 4);
+        assert(h[0] >= h[1]);
+        assert(b[0] != b[1]);
+        assert(u << 2 > u);
+        assert(n > 0 && u > 9);
+        assert(!(n == 3));
+        assert(n);
+        y[0] = 0; inside(n);
+        """,
+        "void inside(int k) {\n  assert(k % 2 == 0 || k > 5);\n}",
+    )
+    said = "In line 2 of the header: assert(k % 2 == 0 || k > 5);"
     assert calls == [
-        Told(False, "n < 2", 3, "k.source", [3, 2]),
-        Told(True, "n + 1 == 4", 4, "k.source", [4, 4]),
-        Told(False, "h[0] >= h[1]", 5, "k.source", [0.5, 2]),
-        Told(True, "b[0] != b[1]", 6, "k.source", [0.5, 2]),
-        Told(True, "u << 2 > u", 7, "k.source", [28, 7]),
-        Told(False, "n > 0 && u > 9", 8, "k.source", [3, 0]),
-        Told(False, "!(n == 3)", 9, "k.source", []),
-        Told(True, "n", 10, "k.source", []),
-        Told(False, "k % 2 == 0 || k > 5", 2, "k.header", [1, 0]),
+        ("source", 3, "assert(n < 2) fails (3 and 2)."),
+        ("source", 5, "assert(h[0] >= h[1]) fails (0.5 and 2)."),
+        ("source", 8, "assert(n > 0 && u > 9) fails (3 and 0)."),
+        ("source", 9, "assert(!(n == 3)) fails."),
+        ("source", 11, f"assert(k % 2 == 0 || k > 5) fails (1 and 0). {said}"),
     ]
 
 
-def test_conditions_are_evaluated_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_conditions_are_evaluated_once() -> None:
     calls = told(
-        monkeypatch,
-        tmp_path,
         "int n = 0; threadgroup int t[2]; t[0] = 5;\n"
         "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
-        "assert(++n > 3); assert(n == 1); assert(simd_sum(n) == t[0]); assert(y != nullptr);\n"
+        "assert(++n > 3);\nassert(n == 1);\nassert(simd_sum(n) == t[0]);\nassert(y != nullptr);\n"
         "y[0] = n;",
     )
-    assert [(c.holds, c.line) for c in calls] == [(False, 3), (True, 3), (False, 3), (True, 3)]
-    assert [c.values for c in calls[:3]] == [[1, 3], [1, 1], [1, 5]]
+    assert calls == [
+        ("source", 3, "assert(++n > 3) fails (1 and 3)."),
+        ("source", 5, "assert(simd_sum(n) == t[0]) fails (1 and 5)."),
+    ]
+
+
+def test_nothing_is_evaluated_in_ordinary_runs() -> None:
+    kernel = ferrule.metal_kernel("k", [], ["y"], "int n = 0; assert(++n > 3); y[0] = n;")
+    (y,) = kernel(inputs=[], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)],
+                  output_dtypes=[np.int32])  # fmt: skip
+    assert y[0] == 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ..devices import protocol as devices
+from ..devices.protocol import Native
+from ..errors import KernelError
 from ..hosts import protocol as hosts
 from ..tools import fastcall
 from . import baseline as known_findings
@@ -56,10 +60,15 @@ def checking(
         threadgroups were sampled, and ``launches``, how many were checked.
 
     Raises:
-        KernelError: there is no such kind, or the baseline cannot be read.
+        KernelError: there is no such kind, a number is out of range, the baseline cannot be read.
     """
     wanted = selection(kinds, ignore, kernels)
     known = None if baseline is None else known_findings.read(baseline)
+    for name, number in (("sample", sample), ("time_limit", time_limit)):
+        if number is not None and not number > 0:
+            raise KernelError(
+                f"checking: {name} is {number!r}; expected a number above 0, or None."
+            )
     options = Options(
         unwritten=not wanted.kinds.isdisjoint({"unwritten", "coverage"}),
         races="race" in wanted.kinds,
@@ -70,12 +79,52 @@ def checking(
         sample=sample,
         seconds=time_limit,
     )
-    watch, before = Watch(options, wanted), devices.watcher
-    with fastcall.bypassed(), hosts.uncompiled():
-        devices.watcher = watch
-        try:
-            yield watch.findings
-        finally:
-            devices.watcher = before
-            if known is not None:
-                watch.findings[:] = known_findings.split(watch.findings, known)[0]
+    watch = Watch(options, wanted)
+    with fastcall.bypassed(), hosts.uncompiled(), _installed(watch):
+        yield watch.findings
+    if known is not None:
+        watch.findings[:] = known_findings.split(watch.findings, known)[0]
+
+
+class _Watches:
+    """The blocks that check, of all threads: a launch is watched by the innermost of its thread. One
+    of a thread that has none, such as those of MLX's streams, is watched by the last that began."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active: list[tuple[int, Watch]] = []
+
+    def change(self, watch: Watch, begins: bool) -> None:
+        """Note that a block begins, or ends."""
+        with self._lock:
+            active = [entry for entry in self._active if entry[1] is not watch]
+            self._active = [*active, (threading.get_ident(), watch)] if begins else active
+            devices.watcher = self if self._active else None
+
+    def _here(self) -> Watch | None:
+        active, thread = self._active, threading.get_ident()
+        mine = [watch for owner, watch in active if owner == thread]
+        watches = mine or [watch for _, watch in active]
+        return watches[-1] if watches else None
+
+    def launch(self, *call: Any) -> bool:
+        """Run a launch, watched: as `Watch.launch`."""
+        watch = self._here()
+        return watch is not None and watch.launch(*call)
+
+    def native(self, *call: Any) -> Native | None:
+        """What lets C run it: as `Watch.native`."""
+        watch = self._here()
+        return None if watch is None else watch.native(*call)
+
+
+_watches = _Watches()
+
+
+@contextmanager
+def _installed(watch: Watch) -> Iterator[None]:
+    _watches.change(watch, True)
+    try:
+        yield
+    finally:
+        _watches.change(watch, False)

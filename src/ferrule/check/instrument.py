@@ -23,7 +23,7 @@ SCHEMA = "1"  # raised when the same text, flags and compiler would be watched d
 _FLAGS = (
     "-O1", "-g1", "-fno-math-errno", "-ftrapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
-    "-fno-omit-frame-pointer", "-DFR_CHECKED=1", "-Wuninitialized", "-Wmaybe-uninitialized",
+    "-fno-omit-frame-pointer", "-DFR_CHECKED=1", "-Wuninitialized",
     "-fsanitize=thread",
     "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero,alignment,object-size",
     "-fsanitize-recover=all",
@@ -38,9 +38,7 @@ _RUNTIME_FLAGS = (
     "-w",
 )
 _FOLDER = Path(__file__).resolve().parent / "watch"
-_UNSET = re.compile(
-    r"^(\S+):(\d+):(\d+): warning: (.*) \[-W(?:maybe-)?uninitialized\]$", re.MULTILINE
-)
+_UNSET = re.compile(r"^(\S+):(\d+):(\d+): warning: (.*) \[-Wuninitialized\]$", re.MULTILINE)
 
 
 class Instrumented:

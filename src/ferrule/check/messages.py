@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from .findings import Position
 from .watched import KINDS, Event, Result, Watched
 
 # What a finding's kind is, by an event's.
-_KIND = {
+KIND_OF = {
     "BOUNDS_READ": "bounds",
     "BOUNDS_WRITE": "bounds",
     "WILD": "bounds",
@@ -50,7 +51,7 @@ def words(event: Event, result: Result, launch: Launch) -> Words:
     kind = KINDS[event.kind]
     array = result.arrays[event.array] if event.array >= 0 else _NONE
     message, hint = _WORDS[kind](event, array, launch)
-    return Words(_KIND[kind], message, hint)
+    return Words(KIND_OF[kind], message, hint)
 
 
 def position(index: int, group: int, launch: Launch) -> tuple[Position, Position]:
@@ -291,7 +292,8 @@ def _assertion(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
         for bits, kind in zip(event.value, event.operand_kind, strict=True)
     ][: event.size]
     values = f" ({' and '.join(operands)})" if operands else ""
-    return f"assert({event.text.decode()}) fails{values}.", "The author's own condition."
+    condition = re.sub(r"FR_AT(_ONLY)? ?", "", event.text.decode())  # what the rewriter put there
+    return f"assert({condition}) fails{values}.", "The author's own condition."
 
 
 def _signed(value: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..devices.cpu.program import described
+from ..devices.cpu.program import described, run_units
 from ..dtypes import Dtype
 from ..errors import DeviceError
 from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec, extent
-from ..tools.binding import MORE, Progress, runtime
 from .instrument import Instrumented
 
 # Of watch/shared.h.
@@ -30,8 +30,18 @@ KINDS = (
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
-_SLICE = 200_000_000  # nanoseconds after which a launch looks for signals
+
+
 _lock = threading.RLock()  # a library watches one launch at a time
+
+
+def _renew() -> None:
+    """What holds the lock is not there after a fork."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class _Array(ctypes.Structure):
@@ -225,7 +235,7 @@ def run(
             )
             for i, (address, size) in copies.items():
                 ctypes.memmove(table[i].address, address, size)
-            status = _start(watch, block, units, options.seconds)
+            status = _start(watch, block, units, options.seconds, launch.of(spec.kernel))
             result = _result(watch, table, arrays, len(units), math.prod(groups), status)
             for i, fact in enumerate(outputs, len(inputs)):
                 ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
@@ -238,7 +248,7 @@ def _units(groups: int, sample: int | None) -> np.ndarray[tuple[int], np.dtype[n
     """The threadgroups that run: all, or the first, the last, and some between them."""
     if sample is None or groups <= sample:
         return np.arange(groups, dtype=np.uint64)
-    return np.unique(np.linspace(0, groups - 1, max(sample, 2)).astype(np.uint64))
+    return np.unique(np.linspace(0, groups - 1, sample).astype(np.uint64))
 
 
 def _arrays(
@@ -287,16 +297,16 @@ def _not_finite(kernel: Kernel, facts: Sequence[Facts]) -> tuple[int, bool]:
     before the launch, and those that the author writes."""
     infinite, nan = _written(kernel)
     for fact in facts:
-        if fact.dtype.kind not in "fc" or fact.dtype.name.startswith("float8") or not fact.size:
+        if fact.dtype.kind not in "fc" or not fact.size:
             continue
         first, count = extent(fact.shape, fact.strides)
         item = fact.dtype.itemsize
         memory = (ctypes.c_char * (count * item)).from_address(fact.pointer + first * item)
         values = np.frombuffer(memoryview(memory), dtype=fact.dtype.numpy)
-        if fact.dtype.name == "bfloat16":
+        if fact.dtype.name == "bfloat16" or fact.dtype.itemsize == 1:
             values = values.astype(np.float32)
         if np.isinf(values).any():
-            infinite = 3  # a difference of one is of the other sign
+            infinite, nan = 3, True  # of differences, and of products with zero
         nan = nan or bool(np.isnan(values).any())
     return infinite, nan
 
@@ -369,18 +379,14 @@ def _start(
     block: _Block,
     units: np.ndarray[tuple[int], np.dtype[np.uint64]],
     seconds: float | None,
+    where: str,
 ) -> int:
     """Run the threadgroups on one thread; Python sees its signals in between."""
     entry = ctypes.cast(watch.fr_entry, ctypes.c_void_p).value
     call = _Launch(entry, block.address, units.ctypes.data)
-    run = runtime().fr_run_some
     outer = ctypes.cast(watch.fr_watch_entry, ctypes.c_void_p)
-    arguments = outer, ctypes.addressof(call), len(units), 1, _SLICE, Progress()
     with _limit(watch, seconds):
-        status = run(*arguments)
-        while status == MORE:
-            status = run(*arguments)
-    return int(status)
+        return run_units(outer, ctypes.addressof(call), len(units), 1, where)
 
 
 def _result(

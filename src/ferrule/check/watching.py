@@ -16,7 +16,7 @@ from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
 from .instrument import Instrumented, instrumented
 from .lines import Place
-from .messages import position, shown, words
+from .messages import KIND_OF, position, shown, words
 from .select import Selection, unsuppressed
 from .stress import bytes_of, differences
 from .watched import KINDS, Event, Options, Result
@@ -111,6 +111,11 @@ class Watch:
                 f"kernel {spec.kernel.name!r}: {result.ran:,} of {result.groups:,} threadgroups "
                 "were checked."
             )
+        if any(KINDS[event.kind] == "NO_ROOM" for event in result.events):
+            self.findings.note(
+                f"kernel {spec.kernel.name!r} has more arrays than can be watched: some of its "
+                "threads were ended."
+            )
         if result.stopped:
             self.findings.note(
                 f"{launch.of(spec.kernel)} was ended before its end: its time was up, or it hung."
@@ -179,7 +184,12 @@ class _Reader:
 
     def findings(self) -> list[Finding]:
         """All of them."""
-        found = [self._of_event(event) for event in _without_echoes(self._result, self._kernel)]
+        events = [
+            event
+            for event in _without_echoes(self._result, self._kernel)
+            if KINDS[event.kind] != "NO_ROOM"
+        ]
+        found = [self._of_event(event, events) for event in events]
         found += self._unset()
         found += self._shared_memory()
         if self._result.ran == self._result.groups and not (
@@ -240,7 +250,7 @@ class _Reader:
             f"grid {self._launch.grid}, threadgroup {self._launch.threadgroup}, {', '.join(arrays)}"
         )
 
-    def _of_event(self, event: Event) -> Finding:
+    def _of_event(self, event: Event, events: Sequence[Event]) -> Finding:
         told = words(event, self._result, self._launch)
         more: dict[str, Any] = {}
         if event.thread < event.threads:
@@ -253,12 +263,23 @@ class _Reader:
                 event.other_thread, group, self._launch
             )
         places = places_of(event, self._kernel)
-        message = told.message
+        message = told.message + self._others(event, places, events)
         if places.header is not None and places.body is not None:
             text = texts.line_of(self._spec.kernel, "header", places.header.line).strip()
             more["header_line"] = places.header.line
             message += f" In line {places.header.line} of the header: {text}"
         return self._finding(told.kind, places.first, message, told.hint, count=event.count, **more)
+
+    def _others(self, event: Event, places: Places, events: Sequence[Event]) -> str:
+        """Say that this line does the same with other arrays: it has one finding of a kind."""
+        names = {
+            self._result.arrays[other.array].name: None
+            for other in events
+            if other.array not in (-1, event.array)
+            and KIND_OF[KINDS[other.kind]] == KIND_OF[KINDS[event.kind]]
+            and places_of(other, self._kernel).first == places.first
+        }
+        return f" The same line does so with {', '.join(names)}." if names else ""
 
     def _unset(self) -> list[Finding]:
         hint = "Local variables begin with any values: initialise it where it is declared."

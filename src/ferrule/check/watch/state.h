@@ -118,7 +118,11 @@ void advance() {
   for (unsigned i = 0; i < w.used; ++i) {
     const array_state& a = w.array[i];
     const uint64_t count = a.cells ? ((a.end - a.begin) >> a.grain) + 1 : 0;
-    for (uint64_t c = 0; c < count; ++c) a.cells[c].write = a.cells[c].read = a.cells[c].other = record{}, a.cells[c].apart = 0;
+    for (uint64_t c = 0; c < count; ++c) {
+      cell& k = a.cells[c];
+      k.write = k.read = k.other = record{};
+      k.apart = k.apart == w.group_first;
+    }
   }
   memset(w.published, 0, sizeof w.published);
   w.epoch = w.group_first = w.device_since = w.shared_since = 1;
