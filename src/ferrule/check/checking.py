@@ -87,8 +87,11 @@ def checking(
 
 
 class _Watches:
-    """The blocks that check, of all threads: a launch is watched by the innermost of its thread. One
-    of a thread that has none, such as those of MLX's streams, is watched by the last that began."""
+    """The blocks that check, of all threads.
+
+    A launch is watched by the innermost one of its thread. One of a thread that has none, such as
+    those of MLX's streams, is watched by the last that began.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
