@@ -497,3 +497,56 @@ def test_what_watches_is_told(source: str, told: tuple[int, int | None, int | No
     assert bool(found[0]) == (told is not None)
     for value, expected in zip(found[1:], told or (), strict=told is not None):
         assert expected is None or value == expected
+
+
+# -- what published kernels are written with -------------------------------------------------------
+
+HEADER = """
+template <typename T> struct SharedMemory {
+  __device__ __forceinline__ operator T*() { extern __shared__ int memory[]; return (T*)memory; }
+};
+#define FULL 0xffffffffu
+#define SYNC() __syncthreads()
+#define WARP_SUM(v) do { \\
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(FULL, v, o); } while (0)
+namespace detail {
+__device__ __constant__ int table[2] = {3, 4};
+static __device__ int twice(int v) { return 2 * v; }
+}
+__device__ float lerp(float a, float b, float t) { return fmaf(t, b - a, a); }
+struct Op { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
+__device__ inline float4 operator+(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+enum class Kind : int { A, B };
+template <int N, class F> __device__ __forceinline__ void unrolled(F f) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) f(i);
+}
+__device__ unsigned int counter = 0;
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+"""
+SOURCE = """
+const uint3 t = threadIdx; dim3 b = blockDim; auto [bx, by, bz] = blockIdx;
+float* sm = SharedMemory<float>(); sm[t.x] = a[t.x]; SYNC();
+float v = sm[(t.x + 1) % b.x]; WARP_SUM(v);
+int n = 0; unrolled<4>([&](int i) { n += i; });
+__shared__ alignas(16) float4 quads[16];
+if (t.x < 16) quads[t.x] = ((const float4*)a)[t.x] + make_float4(0, 0, 0, 0);
+static_assert(ceil_div(5, 2) == 3, "");
+out[t.x] = v + n + detail::table[1] + detail::twice(2) + lerp(1, 3, 0.5f) + Op()(1, 2)
+  + (Kind::B == Kind(1)) + by;
+"""
+
+
+def test_what_published_kernels_have() -> None:
+    kernel = fe.cuda_kernel("k", ["a"], ["out"], SOURCE, header=HEADER, shared_memory=256)
+    a = np.arange(64, dtype=np.float32)
+    (out,) = cuda_on_cpu.launch(
+        kernel, [a], grid=(64, 1, 1), threadgroup=(64, 1, 1), output_shapes=[(64,)],
+        output_dtypes=[np.float32],
+    )  # fmt: skip
+    sums = np.repeat(np.roll(a, -1).reshape(2, 32).sum(1), 32)
+    np.testing.assert_array_equal(out, sums + 6 + 4 + 4 + 2 + 3 + 1)
+    spec = make_spec(kernel.kernel, [(fe.float32, (64,))])
+    cuda_bodies.compile_text(on_cpu.text(spec, checked=True) + WATCHED, "k")

@@ -1,4 +1,5 @@
-// CUDA's atomic functions on the CPU. Their order is relaxed, but that of atomicCAS, by which locks are taken.
+// CUDA's atomic functions on the CPU. Their order is relaxed, but that of atomicCAS, by which locks
+// are taken.
 #pragma once
 
 namespace fr {
@@ -15,7 +16,8 @@ template <class F, class T> inline T atomic_update(T* p, T v) {
   for (;;) {
     const T before = __builtin_bit_cast(T, old);
     const bits next = __builtin_bit_cast(bits, T(F()(before, v)));
-    if (__atomic_compare_exchange_n(at, &old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return before;
+    constexpr int order = __ATOMIC_RELAXED;
+    if (__atomic_compare_exchange_n(at, &old, next, false, order, order)) return before;
   }
 }
 struct second {

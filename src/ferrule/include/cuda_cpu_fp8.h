@@ -68,7 +68,8 @@ template <int MANTISSA> inline unsigned char narrow_of(float v, bool saturates) 
 FR_FP8(__nv_fp8_e4m3, __nv_fp8x2_e4m3, __nv_fp8x4_e4m3, 3)
 FR_FP8(__nv_fp8_e5m2, __nv_fp8x2_e5m2, __nv_fp8x4_e5m2, 2)
 #undef FR_FP8
-inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_t s, __nv_fp8_interpretation_t kind) {
+inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float v, __nv_saturation_t s,
+    __nv_fp8_interpretation_t kind) {
   const bool sat = s == __NV_SATFINITE;
   return kind == __NV_E4M3 ? fr::on_cpu::narrow_of<3>(v, sat) : fr::on_cpu::narrow_of<2>(v, sat);
 }

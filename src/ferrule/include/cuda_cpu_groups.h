@@ -128,7 +128,8 @@ inline coalesced_group coalesced_threads(here at = here()) { return coalesced_gr
 
 template <unsigned N> thread_block_tile<N, thread_block> tiled_partition(const thread_block& b) {
   const unsigned lane = fr::on_cpu::lane_index();
-  return thread_block_tile<N, thread_block>(lane & ~(N - 1), b.thread_rank() / N, (b.num_threads() + N - 1) / N);
+  return thread_block_tile<N, thread_block>(lane & ~(N - 1), b.thread_rank() / N,
+      (b.num_threads() + N - 1) / N);
 }
 template <unsigned N, unsigned M, class P>
 thread_block_tile<N, thread_block_tile<M, P>> tiled_partition(const thread_block_tile<M, P>& t) {

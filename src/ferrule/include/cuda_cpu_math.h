@@ -222,7 +222,7 @@ template <class I, class F> inline I whole(F f) {
   constexpr I most = is_signed ? I((((I(1) << (sizeof(I) * 8 - 2)) - 1) << 1) + 1) : I(-1);
   constexpr I least = is_signed ? I(-most - 1) : I(0);
   if (f != f) return sizeof(I) == 8 || sizeof(F) == 8 ? I(1) << (sizeof(I) * 8 - 1) : I(0);
-  const double edge = is_signed ? __builtin_ldexp(1.0, sizeof(I) * 8 - 1) : __builtin_ldexp(1.0, sizeof(I) * 8);
+  const double edge = __builtin_ldexp(1.0, sizeof(I) * 8 - is_signed);
   if (f >= edge) return most;
   if (f <= double(least)) return least;
   return I(f);
@@ -284,7 +284,8 @@ FR_WHOLES(float, float) FR_WHOLES(double, double)
 
 // ---- loads and stores that say how they are cached ---------------------------------------------
 #define FR_LOAD(NAME) template <class T> FR_FN T NAME(const T* p) { return *p; }
-#define FR_STORE(NAME) template <class T> FR_FN void NAME(T* p, ::fr::metal::type_identity_t<T> v) { *p = v; }
+#define FR_STORE(NAME)                                                                          \
+  template <class T> FR_FN void NAME(T* p, ::fr::metal::type_identity_t<T> v) { *p = v; }
 FR_LOAD(__ldg) FR_LOAD(__ldca) FR_LOAD(__ldcg) FR_LOAD(__ldcs) FR_LOAD(__ldlu) FR_LOAD(__ldcv)
 FR_STORE(__stwb) FR_STORE(__stcg) FR_STORE(__stcs) FR_STORE(__stwt)
 #undef FR_LOAD

@@ -64,7 +64,8 @@ template <class T, class A> FR_FN void load(A&& a, place from) { put(a, read<T>(
 template <class T, class A, class B> FR_FN void load(A&& a, B&& b, place from) {
   put(a, read<T>(from.p)), put(b, read<T>(from.p + sizeof(T)));
 }
-template <class T, class A, class B, class C, class D> FR_FN void load(A&& a, B&& b, C&& c, D&& d, place from) {
+template <class T, class A, class B, class C, class D> FR_FN void load(A&& a, B&& b, C&& c,
+    D&& d, place from) {
   load<T>(a, b, from), load<T>(c, d, place{from.p + 2 * sizeof(T)});
 }
 template <class T> FR_FN void store(place) {}
@@ -147,10 +148,12 @@ template <class T, class D, class A, class B> FR_FN void wide(D&& d, const A& a,
   using W = metal::conditional_t<(T(-1) < T(0)), s64, u64>;
   put(d, W(as<T>(a)) * W(as<T>(b)));
 }
-template <class T, class D, class A, class B, class C> FR_FN void mad(D&& d, const A& a, const B& b, const C& c) {
+template <class T, class D, class A, class B, class C> FR_FN void mad(D&& d, const A& a,
+    const B& b, const C& c) {
   put(d, T(as<T>(a) * as<T>(b) + as<T>(c)));
 }
-template <class T, class D, class A, class B, class C> FR_FN void fused(D&& d, const A& a, const B& b, const C& c) {
+template <class T, class D, class A, class B, class C> FR_FN void fused(D&& d, const A& a,
+    const B& b, const C& c) {
   const T x = as<T>(a), y = as<T>(b), z = as<T>(c);
   if constexpr (pair_v<T>) put(d, __hfma2(x, y, z));
   else if constexpr (__is_class(T)) put(d, __hfma(x, y, z));
@@ -204,10 +207,18 @@ template <class D> FR_FN void lookup(D&& d, u32 a, u32 b, u32 c, u32 table) {
   put(d, r);
 }
 template <class D> FR_FN void permute(D&& d, u32 a, u32 b, u32 s) { put(d, __byte_perm(a, b, s)); }
-template <class D> FR_FN void funnel_l_wrap(D&& d, u32 a, u32 b, u32 n) { put(d, __funnelshift_l(a, b, n)); }
-template <class D> FR_FN void funnel_r_wrap(D&& d, u32 a, u32 b, u32 n) { put(d, __funnelshift_r(a, b, n)); }
-template <class D> FR_FN void funnel_l_clamp(D&& d, u32 a, u32 b, u32 n) { put(d, __funnelshift_lc(a, b, n)); }
-template <class D> FR_FN void funnel_r_clamp(D&& d, u32 a, u32 b, u32 n) { put(d, __funnelshift_rc(a, b, n)); }
+template <class D> FR_FN void funnel_l_wrap(D&& d, u32 a, u32 b, u32 n) {
+  put(d, __funnelshift_l(a, b, n));
+}
+template <class D> FR_FN void funnel_r_wrap(D&& d, u32 a, u32 b, u32 n) {
+  put(d, __funnelshift_r(a, b, n));
+}
+template <class D> FR_FN void funnel_l_clamp(D&& d, u32 a, u32 b, u32 n) {
+  put(d, __funnelshift_lc(a, b, n));
+}
+template <class D> FR_FN void funnel_r_clamp(D&& d, u32 a, u32 b, u32 n) {
+  put(d, __funnelshift_rc(a, b, n));
+}
 template <class D> FR_FN void popc(D&& d, u32 a) { put(d, u32(__popc(a))); }
 template <class D> FR_FN void clz(D&& d, u32 a) { put(d, u32(__clz(int(a)))); }
 template <class D> FR_FN void brev(D&& d, u32 a) { put(d, __brev(a)); }
@@ -215,30 +226,41 @@ template <class D> FR_FN void field(D&& d, u32 a, u32 at, u32 n) {
   put(d, at > 31 ? 0u : n > 31 ? a >> at : (a >> at) & ((1u << n) - 1));
 }
 template <class T, class D> FR_FN void pack(D&& d, float high, float low) { put(d, T(low, high)); }
-template <class T, class S, class D, class A> FR_FN void convert(D&& d, const A& a) { put(d, T(float(as<S>(a)))); }
+template <class T, class S, class D, class A> FR_FN void convert(D&& d, const A& a) {
+  put(d, T(float(as<S>(a))));
+}
 
 // ---- warps --------------------------------------------------------------------------------------
 // The fourth operand of a shuffle has the ends of parts: 31 and a mask above it.
 FR_FN int width_of(u32 c) { return int(32 - (c >> 8 & 31)); }
 #define FR_SHUFFLE(NAME, FROM)                                                                  \
-  template <class D, class A> FR_FN void shuffle_##NAME(D&& d, const A& a, u32 b, u32 c, u32 mask, fr_here at = fr_here()) { \
+  template <class D, class A> FR_FN void shuffle_##NAME(D&& d, const A& a, u32 b, u32 c,        \
+      u32 mask, fr_here at = fr_here()) {                                                       \
     put(d, on_cpu::shuffle(mask, as<u32>(a), on_cpu::FROM(b, width_of(c)), at));                \
   }                                                                                             \
-  template <class D, class A> FR_FN void shuffle_##NAME(D&& d, bool& inside, const A& a, u32 b, u32 c, u32 mask, fr_here at = fr_here()) { \
+  template <class D, class A> FR_FN void shuffle_##NAME(D&& d, bool& inside, const A& a, u32 b, \
+      u32 c, u32 mask, fr_here at = fr_here()) {                                                \
     const int from = on_cpu::FROM(b, width_of(c));                                              \
     inside = from >= 0;                                                                         \
     put(d, on_cpu::shuffle(mask, as<u32>(a), from, at));                                        \
   }
 FR_SHUFFLE(idx, from_index) FR_SHUFFLE(up, from_up) FR_SHUFFLE(down, from_down) FR_SHUFFLE(bfly, from_xor)
 #undef FR_SHUFFLE
-template <class D> FR_FN void vote_ballot_b32(D&& d, bool v, u32 mask, fr_here at = fr_here()) { put(d, on_cpu::ballot(mask, v, at)); }
-FR_FN void vote_any_pred(bool& d, bool v, u32 mask, fr_here at = fr_here()) { d = on_cpu::ballot(mask, v, at) != 0; }
-FR_FN void vote_all_pred(bool& d, bool v, u32 mask, fr_here at = fr_here()) { d = on_cpu::ballot(mask, !v, at) == 0; }
+template <class D> FR_FN void vote_ballot_b32(D&& d, bool v, u32 mask, fr_here at = fr_here()) {
+  put(d, on_cpu::ballot(mask, v, at));
+}
+FR_FN void vote_any_pred(bool& d, bool v, u32 mask, fr_here at = fr_here()) {
+  d = on_cpu::ballot(mask, v, at) != 0;
+}
+FR_FN void vote_all_pred(bool& d, bool v, u32 mask, fr_here at = fr_here()) {
+  d = on_cpu::ballot(mask, !v, at) == 0;
+}
 template <class D> FR_FN void activemask(D&& d, fr_here at = fr_here()) { put(d, __activemask(at)); }
 template <class F> struct reducer {
   template <class T> T operator()(const T& a, const T& b) const { return F::of(a, b); }
 };
-template <class T, class F, class D, class A> FR_FN void redux(D&& d, const A& a, u32 mask, fr_here at = fr_here()) {
+template <class T, class F, class D, class A> FR_FN void redux(D&& d, const A& a, u32 mask,
+    fr_here at = fr_here()) {
   put(d, on_cpu::together<on_cpu::op_reduce<reducer<F>>>(mask, as<T>(a), at));
 }
 
@@ -265,8 +287,11 @@ template <bool T, class... D> FR_FN void load_matrices(place from, fr_here at, D
 }
 #define FR_MATRICES(NAME, T)                                                                    \
   template <class A> FR_FN void NAME(A& a, place p, fr_here at = fr_here()) { load_matrices<T>(p, at, a); } \
-  template <class A, class B> FR_FN void NAME(A& a, B& b, place p, fr_here at = fr_here()) { load_matrices<T>(p, at, a, b); } \
-  template <class A, class B, class C, class D> FR_FN void NAME(A& a, B& b, C& c, D& d, place p, fr_here at = fr_here()) { \
+  template <class A, class B> FR_FN void NAME(A& a, B& b, place p, fr_here at = fr_here()) {    \
+    load_matrices<T>(p, at, a, b);                                                              \
+  }                                                                                             \
+  template <class A, class B, class C, class D> FR_FN void NAME(A& a, B& b, C& c, D& d, place p,\
+      fr_here at = fr_here()) {                                                                 \
     load_matrices<T>(p, at, a, b, c, d);                                                        \
   }
 FR_MATRICES(matrices, false) FR_MATRICES(matrices_trans, true)
@@ -307,20 +332,26 @@ template <class T, int WORDS> struct op_mma {
       }
   }
 };
-template <class T, int WORDS> FR_FN void multiply(float& d0, float& d1, float& d2, float& d3, fragments<WORDS> f, fr_here at) {
+template <class T, int WORDS> FR_FN void multiply(float& d0, float& d1, float& d2, float& d3,
+    fragments<WORDS> f, fr_here at) {
   f = on_cpu::together<op_mma<T, WORDS>>(on_cpu::EVERY, f, at);
   d0 = f.c[0], d1 = f.c[1], d2 = f.c[2], d3 = f.c[3];
 }
 #define FR_MMA(NAME, T)                                                                         \
-  template <class A, class B> FR_FN void NAME(float& d0, float& d1, float& d2, float& d3, const A& a0, const A& a1, \
-      const A& a2, const A& a3, const B& b0, const B& b1, float c0, float c1, float c2, float c3, fr_here at = fr_here()) { \
-    const fragments<4> f{{as<u32>(a0), as<u32>(a1), as<u32>(a2), as<u32>(a3)}, {as<u32>(b0), as<u32>(b1)}, {c0, c1, c2, c3}}; \
+  template <class A, class B> FR_FN void NAME(float& d0, float& d1, float& d2, float& d3,       \
+      const A& a0, const A& a1,                                                                 \
+      const A& a2, const A& a3, const B& b0, const B& b1, float c0, float c1, float c2, float c3,\
+          fr_here at = fr_here()) {                                                             \
+    const fragments<4> f{{as<u32>(a0), as<u32>(a1), as<u32>(a2), as<u32>(a3)}, {as<u32>(b0),    \
+        as<u32>(b1)}, {c0, c1, c2, c3}};                                                        \
     multiply<T, 4>(d0, d1, d2, d3, f, at);                                                      \
   }
 #define FR_SMALL_MMA(NAME, T)                                                                   \
-  template <class A, class B> FR_FN void NAME(float& d0, float& d1, float& d2, float& d3, const A& a0, const A& a1, \
+  template <class A, class B> FR_FN void NAME(float& d0, float& d1, float& d2, float& d3,       \
+      const A& a0, const A& a1,                                                                 \
       const B& b, float c0, float c1, float c2, float c3, fr_here at = fr_here()) {             \
-    multiply<T, 2>(d0, d1, d2, d3, fragments<2>{{as<u32>(a0), as<u32>(a1)}, {as<u32>(b)}, {c0, c1, c2, c3}}, at); \
+    multiply<T, 2>(d0, d1, d2, d3, fragments<2>{{as<u32>(a0), as<u32>(a1)}, {as<u32>(b)}, {c0,  \
+        c1, c2, c3}}, at);                                                                      \
   }
 FR_MMA(mma_f16_16, f16) FR_MMA(mma_bf16_16, bf16) FR_MMA(mma_tf32_8, f32)
 FR_SMALL_MMA(mma_f16_8, f16) FR_SMALL_MMA(mma_bf16_8, bf16) FR_SMALL_MMA(mma_tf32_4, f32)

@@ -15,13 +15,15 @@ template <size_t N, size_t... I> struct places_up_to : places_up_to<N - 1, N - 1
 template <size_t... I> struct places_up_to<0, I...> { using type = places<I...>; };
 
 template <class... A, size_t... I>
-void run_unit_with(void (*f)(A...), const launch* l, uint64_t begin_, uint64_t end, worker* w, places<I...>) {
+void run_unit_with(void (*f)(A...), const launch* l, uint64_t begin_, uint64_t end, worker* w,
+    places<I...>) {
   fiber_groups(l, begin_, end, w, [=](const group& g, unsigned i) {
     on_cpu::begin(l, g, i);
     f(unit_argument<A>(l->buffers[I])...);
   });
 }
-template <class... A> void run_unit(void (*f)(A...), const launch* l, uint64_t begin_, uint64_t end, worker* w) {
+template <class... A> void run_unit(void (*f)(A...), const launch* l, uint64_t begin_,
+    uint64_t end, worker* w) {
   run_unit_with(f, l, begin_, end, w, typename places_up_to<sizeof...(A)>::type());
 }
 

@@ -145,7 +145,8 @@ struct op_match {
     for (unsigned i = 0; i < 32; ++i) {
       v[i].lanes = 0;
       for (unsigned k = 0; k < 32; ++k)
-        if (mask >> i & mask >> k & 1 && !memcmp(&v[i].value, &v[k].value, sizeof(T))) v[i].lanes |= 1u << k;
+        if (mask >> i & mask >> k & 1 && !memcmp(&v[i].value, &v[k].value, sizeof(T)))
+          v[i].lanes |= 1u << k;
     }
   }
 };
@@ -202,7 +203,9 @@ FR_FN int from_xor(int by, int width) {
   const int lane = int(lane_index()), from = lane ^ (by & 31);
   return from <= (lane | (width - 1)) ? from : -1;
 }
-FR_FN unsigned ballot(unsigned named, bool v, here at) { return together<op_ballot>(named, unsigned(v), at); }
+FR_FN unsigned ballot(unsigned named, bool v, here at) {
+  return together<op_ballot>(named, unsigned(v), at);
+}
 template <class T> FR_FN unsigned match(unsigned named, T v, here at) {
   return together<op_match>(named, matched<T>{v, 0}, at).lanes;
 }

@@ -4,6 +4,7 @@
 // This one includes the C++ library: the author's text is in the global namespace, where CUDA has
 // C's functions, too.
 #pragma once
+#define lerp fr_std_lerp  // C++20's <math.h> has it in the global namespace, where CUDA has none
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,6 +40,7 @@
 #include <optional>
 #include <span>
 #endif
+#undef lerp
 #undef assert
 #undef INFINITY
 #undef NAN

@@ -51,4 +51,12 @@ launch passes, in order.
 In an op's body, numbers and dims are values (`Kernel.values`), and an op may have several bodies,
 each with its launch and a condition (`operators.unit_parts`); the first whose condition holds for a
 call's sizes is taken.
+
+For checking, CUDA bodies and units run on the CPU, too: `source.cuda.on_cpu` writes texts with the
+entry of `source.fibers`, in which each thread of a block is a fiber (`include/cuda_on_cpu.h`). The
+author's text stays but for shared memory (`cpu_shared`), includes and inline PTX, whose common
+instructions become calls (`cpu_ptx`). The CPU counts as a GPU of compute capability 8.0, so what is
+in branches for newer ones is left out; what else is not known (clusters, bulk copies, tensor maps,
+textures, libraries) is found by a scan first and listed by line (`cpu_scan`). An operation of a
+warp waits for the lanes that it names (`include/cuda_cpu_lanes.h`).
 """

@@ -69,9 +69,12 @@ class SharedMemory:
         words = {token.text for token in parts[start:i]}
         dynamic = "extern" in words
         if not (dynamic or (self.checked and in_function)):
-            for token in parts[start:end]:
-                if token.text == "static":
-                    token.text = ""
+            for j in range(start, end):
+                if parts[j].text == "static":
+                    parts[j].text = ""
+                elif parts[j].text == "alignas":  # C++ has it before all else
+                    parts[partner(parts, j + 1)].text = ")))"
+                    parts[j].text = "__attribute__((aligned"
             return
         declared = list(_declarators([t.text for t in _plain(parts[start:end])]))
         if not declared:
