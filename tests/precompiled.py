@@ -58,6 +58,19 @@ def headers(folder: Path) -> Iterator[None]:
     """g++ and NVRTC use precompiled headers, which lie in a folder, inside a ``with`` block."""
     seen: collections.Counter[tuple[Any, ...]] = collections.Counter()
     compiled, compiled_unit = Compiler._compile, Nvrtc.compile_unit
+    made = Compiler._made
+
+    def made_(
+        self: Compiler, files: dict[str, bytes], flags: list[str], output: str, *rest: Any
+    ) -> tuple[bytes, str]:
+        begin = _BEGIN.match(files.get("kernel.cpp", b""))
+        if self.kind != "gcc" or begin is None or output != "kernel.o":
+            return made(self, files, flags, output, *rest)
+        defines = tuple(re.findall(r"^#define (\w+) (.*)$", begin[1].decode(), re.MULTILINE))
+        path = dialect_header(folder, self, flags[:-1], defines)  # the last one is the text's name
+        with contextlib.suppress(CompilerFailed, ToolchainError):
+            return made(self, files, [f"-I{path}", *flags], output, *rest)
+        return made(self, files, flags, output, *rest)
 
     def compile_(self: Compiler, text: bytes, flags: list[str], *rest: Any) -> bytes:
         begin = _BEGIN.match(text)
@@ -85,6 +98,7 @@ def headers(folder: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Compiler, "_compile", compile_)
+        patch.setattr(Compiler, "_made", made_)
         patch.setattr(Nvrtc, "compile_unit", compile_unit)
         yield
 

@@ -228,7 +228,7 @@ def _not_finite(event: Event, array: Watched, launch: Launch) -> tuple[str, str]
         (value,) = struct.unpack("=e", struct.pack("=H", bits))
     name = "NaN" if math.isnan(value) else "an infinity"
     return (
-        f"makes {name} of finite values; it is stored to {element(array, event.index)}.",
+        f"makes {name}, and no input has one; it is stored to {element(array, event.index)}.",
         "Look at 0/0, inf - inf, log and sqrt of negative numbers."
         if math.isnan(value)
         else "Look at divisions by zero, and at exp, sums and products that overflow.",

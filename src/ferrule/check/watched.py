@@ -306,7 +306,7 @@ def _not_finite(kernel: Kernel, facts: Sequence[Facts]) -> tuple[int, bool]:
         if fact.dtype.name == "bfloat16" or fact.dtype.itemsize == 1:
             values = values.astype(np.float32)
         if np.isinf(values).any():
-            infinite, nan = 3, True  # of differences, and of products with zero
+            infinite = 3  # a difference with one is of the other sign
         nan = nan or bool(np.isnan(values).any())
     return infinite, nan
 
