@@ -154,7 +154,11 @@ def _race(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
             "Let one thread own each element, add with an atomic (atomic_outputs=True), or use "
             "two launches."
         )
-    message = f"{later} {name}, which thread {other} {earlier}, and no barrier is between."
+    flag = "mem_threadgroup" if array.shape is None else "mem_device"
+    between = "no barrier is between"
+    if event.value[0] & 4:
+        between = f"the barrier between them is without mem_flags::{flag}, which orders that"
+    message = f"{later} {name}, which thread {other} {earlier}, and {between}."
     if array.shape is None:
         hint = "Put threadgroup_barrier(mem_flags::mem_threadgroup) between the two accesses."
         if event.thread // 32 == event.other_thread // 32:

@@ -257,7 +257,9 @@ class _Reader:
             more["thread"], more["threadgroup"] = position(event.thread, event.group, self._launch)
         if KINDS[event.kind] in ("RACE", "DIVERGENCE"):
             other = other_places_of(event, self._kernel).first
-            more["other_line"] = other.line if other else None
+            if other is not None:
+                more["other_line"] = other.line
+                more["other_text"] = texts.line_of(self._spec.kernel, other.where, other.line)
             group = event.other_group if KINDS[event.kind] == "RACE" else event.group
             more["other_thread"], more["other_threadgroup"] = position(
                 event.other_thread, group, self._launch
@@ -415,7 +417,7 @@ def _turned(event: Event, kernel: Instrumented) -> Event:
     turned.thread, turned.other_thread = event.other_thread, event.thread
     turned.threads, turned.other_threads = event.other_threads, event.threads
     turned.group, turned.other_group = event.other_group, event.group
-    turned.value[0] = (event.value[0] & 1) << 1 | (event.value[0] & 2) >> 1
+    turned.value[0] = (event.value[0] & 1) << 1 | (event.value[0] & 2) >> 1 | event.value[0] & 4
     turned.caller[:] = [0] * len(event.caller)
     return turned
 

@@ -22,7 +22,7 @@ enum watch_kind : uint32_t {
   BOUNDS_WRITE,
   WILD,              // value: the address
   BOUNDS_PRIVATE,    // value: the index; text: the type
-  RACE,              // other_*: the access that came first; value: which of both write, and what ordered
+  RACE,              // other_*: the access that came first; value: which of both write, and whether groups differ
   UNINITIALISED,
   DIVERGENCE,        // other_thread, other_pc: who does not come; value: whether it has returned
   LANE,              // value: the lane, and how many there are; text: the operation

@@ -77,7 +77,7 @@ struct state {
   uintptr_t image_begin, image_end, stack_begin, stack_end, fibers_begin, fibers_end, scratch_begin, scratch_end;
   unsigned threads;
   uint64_t group;
-  uint32_t epoch, group_first, device_since, shared_since, released, acquired;
+  uint32_t epoch, group_first, device_since, shared_since, barrier_since, released, acquired;
   uint32_t simd_device[MOST_THREADS / 32], simd_shared[MOST_THREADS / 32];
   bool left[MOST_THREADS];
   struct {
@@ -125,7 +125,7 @@ void advance() {
     }
   }
   memset(w.published, 0, sizeof w.published);
-  w.epoch = w.group_first = w.device_since = w.shared_since = 1;
+  w.epoch = w.group_first = w.device_since = w.shared_since = w.barrier_since = 1;
   w.acquired = w.released = 0;
   for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = 1;
   w.group_epoch[0] = 1, w.group_unit[0] = w.group, w.group_threads[0] = w.threads;

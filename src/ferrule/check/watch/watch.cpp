@@ -110,7 +110,7 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
   w.fibers_begin = uintptr_t(stacks), w.fibers_end = w.fibers_begin + stack_bytes;
   w.group = unit, w.threads = threads;
   advance();
-  w.group_first = w.device_since = w.shared_since = w.epoch;
+  w.group_first = w.device_since = w.shared_since = w.barrier_since = w.epoch;
   w.released = 0;
   w.group_epoch[w.groups] = w.epoch, w.group_unit[w.groups] = unit, w.group_threads[w.groups] = threads;
   if (w.groups + 1 < w.most_groups) ++w.groups;
