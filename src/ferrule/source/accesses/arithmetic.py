@@ -101,8 +101,9 @@ def _bits(op: str, x: Term, y: Term, kind: Kind) -> Term:
     if x.op == "const":
         x, y = y, x
     if y.op == "const" and x.op == "const":
-        return terms.const({"&": x.value & y.value, "|": x.value | y.value}.get(op,
-                                                                               x.value ^ y.value))
+        return terms.const(
+            {"&": x.value & y.value, "|": x.value | y.value}.get(op, x.value ^ y.value)
+        )
     if y.op == "const" and y.value >= 0 and len(_runs(y.value)) <= 8:
         both = terms.const(0)
         for at, length in _runs(y.value):
@@ -158,15 +159,15 @@ def moved(m: Machine, pointer: Pointer, by: Value, sign: int = 1) -> Pointer:
     if pointer.dims:  # a pointer to rows
         for dim in pointer.dims:
             distance = terms.mul(distance, dim)
-        return pointer._replace(offset=terms.add(pointer.offset,
-                                                 terms.mul(terms.const(sign), distance)))
+        return pointer._replace(
+            offset=terms.add(pointer.offset, terms.mul(terms.const(sign), distance))
+        )
     offset = terms.add(pointer.offset, terms.mul(terms.const(sign), distance))
     return pointer._replace(offset=offset)
 
 
 def _of_vectors(m: Machine, node: Node, op: str, a: Value, b: Value) -> Value:
-    vector = a if isinstance(a, Vector) else b
-    assert isinstance(vector, Vector)
+    vector = next(v for v in (a, b) if isinstance(v, Vector))
     many = len(vector.parts)
 
     def part(value: Value, i: int) -> Value:
@@ -188,13 +189,16 @@ def negated(m: Machine, node: Node, op: str, value: Value) -> Value:
     """``-v``, ``+v``, ``~v`` and ``!v``."""
     if op == "!":
         if isinstance(value, Vector):
-            return Vector(tuple(terms.not_(as_condition(Scalar(p, value.kind)))
-                                for p in value.parts), BOOL)
+            return Vector(
+                tuple(terms.not_(as_condition(Scalar(p, value.kind))) for p in value.parts), BOOL
+            )
         return condition(terms.not_(as_condition(value)))
     if isinstance(value, Vector):
         parts = [negated(m, node, op, Scalar(p, value.kind)) for p in value.parts]
-        return Vector(tuple(terms.wrap(as_number(p), value.kind) for p in parts
-                            if isinstance(p, Scalar)), value.kind)
+        return Vector(
+            tuple(terms.wrap(as_number(p), value.kind) for p in parts if isinstance(p, Scalar)),
+            value.kind,
+        )
     if not isinstance(value, Scalar):
         return Opaque()
     kind = promoted(value.kind)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from tree_sitter import Node
 
-from ..dialect import MATRIX_OPS, SIMD_OPS
+from .. import words
+from ..dialect import SIMD_OPS
 from ..syntax import call_arguments, callee, field, kinds, part
 from . import terms
 from .arithmetic import binary, fits
+from .attributes import attribute
 from .expressions import Expressions
 from .functions import Parameter, parameters_of, template_parameters
 from .kinds import INT, Type, common, of_kind, type_of
@@ -24,6 +26,7 @@ from .values import (
     Place,
     Pointer,
     Reference,
+    Row,
     Scalar,
     Value,
     Vector,
@@ -47,9 +50,9 @@ _CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast", "fr_as"})
 _DEEPEST = 12
 _PREDICATES = frozenset({"isnan", "isinf", "isfinite", "isnormal", "signbit", "any", "all"})
 # Of the library's functions of integers: those whose results are of their operand's type.
-_LIKE_FIRST = frozenset(
+_LIKE_FIRST = words(
     "popcount clz ctz reverse_bits rotate mulhi absdiff hadd rhadd addsat subsat mad24 mul24 "
-    "madhi madsat extract_bits insert_bits".split()
+    "madhi madsat extract_bits insert_bits"
 )
 
 
@@ -70,7 +73,8 @@ class Calls(Expressions):
         if function.type == "field_expression":
             return self._method(node, function)
         if function.type == "lambda_expression":
-            return self._inlined(node, self._as_function(function), ())
+            value = self.evaluate(function)
+            return self._inlined(node, value, ()) if isinstance(value, Function) else Opaque()
         own = self.look_up(name) if function.type == "identifier" else None
         if isinstance(own, Function):
             return self._inlined(node, own, ())
@@ -81,22 +85,19 @@ class Calls(Expressions):
         if name in ("threadgroup_barrier", "simdgroup_barrier"):
             return self._barrier(node, name)
         arguments = call_arguments(node)
+        if name == "prefetch":  # reads nothing that could fault
+            for argument in arguments:
+                self.evaluate(argument)
+            return Opaque()
+        if name in ("simdgroup_load", "simdgroup_store"):
+            return self._matrix(node, name, arguments)
         if name.startswith("atomic_"):
             return self._atomic(node, name, arguments)
-        if name in MATRIX_OPS and name not in ("simdgroup_multiply",
-                                               "simdgroup_multiply_accumulate"):  # fmt: skip
-            self.refuse(node, f"{name} is not followed")
-            return Opaque()
         type_ = self._constructed(function)
         values = [self.evaluate(a) for a in arguments]
         if type_ is not None:
             return self._construct(node, type_, values)
         return self._library(node, name, values)
-
-    def _as_function(self, node: Node) -> Function:
-        value = self.evaluate(node)
-        assert isinstance(value, Function)
-        return value
 
     # -- the library -------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Calls(Expressions):
         vectors = [v for v in values if isinstance(v, Vector)]
         if vectors:
             many = len(vectors[0].parts)
-            rows = [
+            rows: list[list[Value]] = [
                 [Scalar(v.parts[i], v.kind) if isinstance(v, Vector) else v for v in values]
                 for i in range(many)
             ]
@@ -224,6 +225,37 @@ class Calls(Expressions):
             return condition(terms.unknown(name, None))
         return fresh(place.type, name)
 
+    def _matrix(self, node: Node, name: str, arguments: Sequence[Node]) -> Value:
+        """``simdgroup_load`` and ``simdgroup_store``: each lane has two neighbours of one row."""
+        self.place(arguments[0])
+        values = [self.evaluate(a) for a in arguments[1:]]
+        pointer = values[0] if values else None
+        numbers = [as_number(v) for v in values[1:2] if isinstance(v, Scalar)]
+        origin = values[2] if len(values) > 2 else Vector((terms.const(0),) * 2, INT)
+        turned = as_condition(values[3]) if len(values) > 3 else terms.FALSE
+        known = isinstance(origin, Vector) and len(numbers) == len(values[1:2])
+        if not isinstance(pointer, Pointer) or not isinstance(origin, Vector) or not known:
+            self.refuse(node, f"what {name} is given is not followed")
+            return Opaque()
+        stride = numbers[0] if numbers else terms.const(8)
+        lane = attribute("thread_index_in_simdgroup")
+        half = terms.fdiv(lane, terms.const(2))
+        # The layout that bodies rely on, too: q = lane / 4, row (q & 4) + lane / 2 % 4, and
+        # column (q & 2) * 2 + lane % 2 * 2.
+        row = terms.add(terms.mul(terms.const(4), terms.fdiv(lane, terms.const(16))),
+                        terms.fmod(half, terms.const(4)))  # fmt: skip
+        quarter = terms.fmod(terms.fdiv(lane, terms.const(8)), terms.const(2))
+        column = terms.add(terms.mul(terms.const(4), quarter),
+                           terms.mul(terms.const(2), terms.fmod(lane, terms.const(2))))  # fmt: skip
+        for second in (0, 1):
+            across = terms.add(column, terms.const(second))
+            x, y = terms.ite(turned, row, across), terms.ite(turned, across, row)
+            x, y = terms.add(x, origin.parts[0]), terms.add(y, origin.parts[1])
+            offset = terms.add(pointer.offset, terms.mul(stride, y), x)
+            element = pointer._replace(offset=offset)
+            self.access(node, element, "read" if name == "simdgroup_load" else "write")
+        return Opaque()
+
     def _barrier(self, node: Node, name: str) -> Value:
         if not all(map(self.is_uniform, self.branches)):
             self.refuse(node, f"a {name} that some threads of the group may not reach")
@@ -247,9 +279,10 @@ class Calls(Expressions):
             if sum(p.default is None for p in parameters) <= many <= len(parameters):
                 fitting.append(each)
         if len(fitting) != 1:
-            self.refuse(node, f"which {name} is meant is not known")
-            for argument in call_arguments(node):
-                self.evaluate(argument)
+            values = [self.evaluate(argument) for argument in call_arguments(node)]
+            plain = all(map(_is_plain, fitting)) and fitting
+            if not plain or any(isinstance(v, (Pointer, Address, Function)) for v in values):
+                self.refuse(node, f"which {name} is meant is not known")
             return Opaque()
         explicit: list[Node] = []
         if function.type == "template_function":
@@ -310,8 +343,8 @@ class Calls(Expressions):
             place = self.place(argument)
             if isinstance(place, Place) and place.component is None:
                 return place
-            if isinstance(place, Pointer):
-                return place if place.dims else Reference(place)
+            if isinstance(place, (Pointer, Row)):
+                return Reference(place) if isinstance(place, Pointer) else place.pointer
             self.refuse(argument, "what a reference is given is not followed")
             return Opaque()
         value = self.evaluate(argument)
@@ -347,3 +380,9 @@ class Calls(Expressions):
             elif parameter.type.split()[-1:] != ["auto"]:
                 value = converted(value, type_of(parameter.type, self.types))
         scope[parameter.name] = Place(self.new_cell(value))
+
+
+def _is_plain(function: Function) -> bool:
+    """Whether a function is of values alone: it reads and writes no memory."""
+    text = function.tree.text(function.node)
+    return not re.search(r"[\[*&]|barrier|atomic", text)

@@ -18,6 +18,7 @@ from .values import (
     Place,
     Pointer,
     Reference,
+    Row,
     Scalar,
     Value,
     Vector,
@@ -117,6 +118,12 @@ class Expressions(Machine):
         self.evaluate(part(node, "left"))
         return self.evaluate(part(node, "right"))
 
+    def _of_template_function(self, node: Node) -> Value:
+        """A constant of the library: ``is_same_v<T, float>``."""
+        constant = terms.unknown(self.tree.text(node), None)
+        self.uniform.add(constant)
+        return condition(constant) if "is_" in self.tree.text(node) else Opaque()
+
     def _of_lambda_expression(self, node: Node) -> Value:
         return Function(self.tree, node, self.where, tuple(self.scopes))
 
@@ -134,9 +141,9 @@ class Expressions(Machine):
             text = self.tree.text(inner).strip("() ")
             size = type_of(text, self.types).size
             named = self.look_up(text)
-            if isinstance(named, Place) and isinstance(self.cells[named.cell], Scalar):
-                kind = self.cells[named.cell].kind  # type: ignore[union-attr]
-                size = max(kind.bits // 8, 1)
+            held = self.cells[named.cell] if isinstance(named, Place) else None
+            if isinstance(held, Scalar):
+                size = max(held.kind.bits // 8, 1)
         if size is None:
             return fresh(Type("ulong", ULONG), "a size that is not known")
         return number(size, ULONG)
@@ -156,8 +163,8 @@ class Expressions(Machine):
             holds = a if both else terms.not_(a)
             self.merge(holds, after, before)
             return condition(terms.and_(a, b) if both else terms.or_(a, b))
-        a, b = self.evaluate(left), self.evaluate(right)
-        return binary(self, node, op, a, b)
+        value = self.evaluate(left)
+        return binary(self, node, op, value, self.evaluate(right))
 
     def _of_unary_expression(self, node: Node) -> Value:
         op = {"not": "!"}.get(node.children[0].type, node.children[0].type)
@@ -208,7 +215,7 @@ class Expressions(Machine):
 
     # -- places ------------------------------------------------------------------------------------
 
-    def place(self, node: Node) -> Place | Pointer | None:
+    def place(self, node: Node) -> Place | Pointer | Row | None:
         """Where what an expression names lies; None of what is not followed."""
         if node.type == "parenthesized_expression" and node.named_child_count == 1:
             return self.place(node.named_children[0])
@@ -216,7 +223,9 @@ class Expressions(Machine):
             named = self.look_up(self.tree.text(node))
             if isinstance(named, Reference):
                 return named.pointer
-            if isinstance(named, (Place, Pointer)):
+            if isinstance(named, Pointer):
+                return Row(named)
+            if isinstance(named, Place):
                 return named
             self.evaluate(node)
             return None
@@ -228,9 +237,11 @@ class Expressions(Machine):
         if node.type == "field_expression":
             inner = self.place(part(node, "argument"))
             name = self.tree.text(part(node, "field"))
-            if isinstance(inner, Place) and inner.component is None and name in _LANES:
-                if isinstance(self.cells[inner.cell], Vector):
-                    return Place(inner.cell, _LANES[name])
+            variable = isinstance(inner, Place) and inner.component is None and name in _LANES
+            if variable and isinstance(inner, Place) and (
+                isinstance(self.cells[inner.cell], Vector)
+            ):  # fmt: skip
+                return Place(inner.cell, _LANES[name])
             if isinstance(inner, Pointer):  # a member of a struct, or a lane, in memory
                 return inner
             if isinstance(inner, Place):
@@ -263,15 +274,17 @@ class Expressions(Machine):
         elif isinstance(place, Pointer):
             self.access(call, place, "write")
 
-    def _pointed(self, node: Node, value: Value) -> Place | Pointer | None:
+    def _pointed(self, node: Node, value: Value) -> Place | Pointer | Row | None:
         if isinstance(value, Address):
             return value.place
         if isinstance(value, Pointer):
-            return value._replace(dims=value.dims[1:]) if value.dims else value
+            if value.dims:
+                return Row(value._replace(dims=value.dims[1:]))
+            return value
         self.refuse(node, f"where {self.tree.text(node)} points is not known")
         return None
 
-    def _element(self, node: Node) -> Place | Pointer | None:
+    def _element(self, node: Node) -> Place | Pointer | Row | None:
         argument = part(node, "argument")
         indices = part(node, "indices")
         inner = [c for c in indices.named_children if c.type != "comment"]
@@ -302,8 +315,7 @@ class Expressions(Machine):
             self.refuse(node, f"what {self.tree.text(argument)} is, is not known")
             return None
         if base.dims:
-            rest = base.dims[1:]
-            return moved(self, base._replace(dims=rest), index_value)
+            return Row(moved(self, base, index_value)._replace(dims=base.dims[1:]))
         return moved(self, base, index_value)
 
     def _lane(self, node: Node, base: Value, index: Value) -> Place | None:
@@ -321,14 +333,14 @@ class Expressions(Machine):
             return Opaque()
         return value
 
-    def load(self, node: Node, place: Place | Pointer | None) -> Value:
+    def load(self, node: Node, place: Place | Pointer | Row | None) -> Value:
         """What a place holds; memory is read."""
+        if isinstance(place, Row):
+            return place.pointer
         if isinstance(place, Place):
             return self.load_place(place)
         if place is None:
             return Opaque()
-        if place.dims:
-            return place  # an array of arrays' row
         if place.array.space == "sizes":
             return self._size(node, place)
         self.access(node, place, "read")
@@ -355,11 +367,12 @@ class Expressions(Machine):
             return Scalar(terms.data(place.array.name, self.index_of(place), kind), kind)
         return fresh(place.type, f"what {place.array.name} holds")
 
-    def store(self, node: Node, place: Place | Pointer | None, value: Value) -> Value:
+    def store(self, node: Node, place: Place | Pointer | Row | None, value: Value) -> Value:
         """Write to a place; what it holds then."""
+        if isinstance(place, Row):
+            self.refuse(node, "an array that is assigned to is not followed")
+            return value
         if isinstance(place, Pointer):
-            if place.dims:
-                self.refuse(node, "an array is assigned to")
             self.access(node, place, "write")
             return converted(value, place.type)
         if place is None:
@@ -398,8 +411,8 @@ class Expressions(Machine):
         if node.children[0].type == "*":
             return self.load(node, self._pointed(node, self.evaluate(argument)))
         place = self.place(argument)
-        if isinstance(place, Pointer):
-            return place
+        if isinstance(place, (Pointer, Row)):
+            return place if isinstance(place, Pointer) else place.pointer
         if isinstance(place, Place):
             return Address(place)
         return Opaque()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...dtypes import Dtype
+from .. import words
 
 
 class Kind(NamedTuple):
@@ -52,9 +53,9 @@ _BYTES = {
     "float": 4, "half": 2, "float16_t": 2, "bfloat": 2, "bfloat16_t": 2, "double": 8,
     "complex64_t": 8,
 }  # fmt: skip
-QUALIFIERS = frozenset(
+QUALIFIERS = words(
     "const constexpr static volatile inline thread_local device threadgroup constant thread "
-    "extern struct typename".split()
+    "extern struct typename"
 )
 _VECTOR = re.compile(r"(packed_)?([a-z]+?)([234])")
 _VEC = re.compile(r"vec<\s*(.+?)\s*,\s*([234])\s*>")
@@ -98,20 +99,20 @@ def type_of(text: str, named: Mapping[str, Type]) -> Type:
         named: what the author's own names of types mean.
     """
     text = re.sub(r"::fr::metal::|::fr::|metal::|std::", "", text)
-    words = [w for w in re.findall(r"[\w:]+(?:<[^>]*>)?", text) if w not in QUALIFIERS]
-    name = " ".join(words)
+    parts = [w for w in re.findall(r"[\w:]+(?:<[^>]*>)?", text) if w not in QUALIFIERS]
+    name = " ".join(parts)
     if name in named:
         return named[name]
     if name in KINDS:
         return of_kind(KINDS[name])
-    signs = [_SIGNED[w] for w in words if w in _SIGNED]
+    signs = [_SIGNED[w] for w in parts if w in _SIGNED]
     if signs:
-        rest = [w for w in words if w not in _SIGNED and w != "int"] or ["int"]
+        rest = [w for w in parts if w not in _SIGNED and w != "int"] or ["int"]
         kind = KINDS.get(rest[0])
         if kind is not None and len(rest) == 1:
             return of_kind(next(k for k in KINDS.values() if k[1:] == (kind.bits, signs[0])))
-    if len(words) == 2 and words[1] == "int" and words[0] in KINDS:  # ``long int``
-        return of_kind(KINDS[words[0]])
+    if len(parts) == 2 and parts[1] == "int" and parts[0] in KINDS:  # ``long int``
+        return of_kind(KINDS[parts[0]])
     if name in _BYTES:
         return Type(name, None, 1, _BYTES[name])
     if atomic := _ATOMIC.fullmatch(name):

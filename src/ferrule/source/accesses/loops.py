@@ -11,9 +11,10 @@ from ..cpp import NotSplittable
 from ..loops.statements import Loop as Parts
 from ..loops.statements import branch_statements, expression, loop_parts
 from ..loops.statements import jumps as jumps_of
-from ..syntax import call_arguments, callee, called, field, part, unbracketed, walk
+from ..syntax import call_arguments, called, callee, field, part, unbracketed, walk
 from . import terms
 from .arithmetic import moved
+from .functions import parameters_of
 from .kinds import LONG
 from .machine import Jump
 from .model import Loop, Times
@@ -83,12 +84,10 @@ class Loops(Statements):
             for cell in changes
             if cell not in steps
         )
-        leaves = any(
-            jump.type != "continue_statement" for jump in jumps_of(parts.body)
-        )
-        if (carried or not steps) and node.type != "do_statement" and not leaves:
-            if self._unrolled(parts):
-                return []
+        leaves = any(jump.type != "continue_statement" for jump in jumps_of(parts.body))
+        plain = node.type != "do_statement" and not leaves
+        if plain and (carried or not steps) and self._unrolled(parts):
+            return []
         if "barrier" in self.tree.text(node) or called(self.tree, node) & self.waiting or any(
             isinstance(self.look_up(name), Function) for name in called(self.tree, node)
         ):  # fmt: skip
@@ -121,20 +120,34 @@ class Loops(Statements):
     def _changed_names(self, node: Node) -> Iterator[str]:
         if node.type == "assignment_expression":
             yield from self._base_name(part(node, "left"))
-        elif node.type == "update_expression":
-            yield from self._base_name(part(node, "argument"))
-        elif node.type == "pointer_expression" and node.children[0].type == "&":
+        elif node.type == "update_expression" or (
+            node.type == "pointer_expression" and node.children[0].type == "&"
+        ):
             yield from self._base_name(part(node, "argument"))
         elif node.type == "call_expression":
             function = part(node, "function")
             name = callee(self.tree, node)
             if function.type == "field_expression":
                 yield from self._base_name(part(function, "argument"))
-            if isinstance(self.look_up(name), Function):
+            named = self.look_up(name)
+            candidates = [named] if isinstance(named, Function) else self.functions.get(name, [])
+            if isinstance(named, Function):
                 yield name
-            if name in self.functions or isinstance(self.look_up(name), Function):
-                for argument in call_arguments(node):
-                    yield from self._base_name(argument)
+            for function_ in candidates:
+                yield from self._passed_names(function_, node)
+
+    def _passed_names(self, function: Function, call: Node) -> Iterator[str]:
+        """The variables that a call may change: what references and addresses lead to."""
+        parameters = parameters_of(function)
+        for i, argument in enumerate(call_arguments(call)):
+            written = i >= len(parameters) or (
+                parameters[i].reference and not parameters[i].is_const
+            )  # fmt: skip
+            for name in self._base_name(argument):
+                named = self.look_up(name)
+                held = self.cells.get(named.cell) if isinstance(named, Place) else None
+                if written or isinstance(held, Address):
+                    yield name
 
     def _base_name(self, node: Node) -> Iterator[str]:
         at: Node | None = node
@@ -308,7 +321,7 @@ class Loops(Statements):
         gone = terms.unknown("whether a loop returns", None)
         values = {jump.value for jump in returned}
         value = values.pop() if len(values) == 1 else Opaque()
-        if value is not None and not value == Opaque():
+        if value is not None and value != Opaque():
             value = fresh_like(value, "what a loop returns")
         return [Jump("return", (*before.path, gone), value)], whole
 
@@ -319,8 +332,9 @@ class Loops(Statements):
         by = terms.mul(step, counter)
         if isinstance(held, Pointer):
             return moved(self, held, Scalar(by, LONG))
-        assert isinstance(held, Scalar)
-        return Scalar(terms.add(as_number(held), by), held.kind)
+        if isinstance(held, Scalar):
+            return Scalar(terms.add(as_number(held), by), held.kind)
+        return held
 
     def _behind(self, held: Value, step: Term | None, rounds: Term | None) -> Value:
         """What a variable holds behind the loop."""

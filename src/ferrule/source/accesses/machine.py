@@ -80,7 +80,9 @@ class Machine:
         self.accesses: dict[Access, None] = {}
         self.obligations: dict[Obligation, None] = {}
         self.unsupported: dict[Unsupported, None] = {}
-        self.uniform: set[Term] = set()  # counters that all threads of a group count alike
+        self.uniform: set[Term] = (
+            set()
+        )  # counters, and more, that are alike in all threads of a group
         self.depth = 0  # of calls
         self.steps = 0
         self._next_cell = 0
@@ -122,9 +124,9 @@ class Machine:
         if terms.FALSE in self.path:
             return
         line = node.start_point[0] + 1
-        self.obligations[
-            Obligation(line, what, term, kind, self.path, self.loops, self.where)
-        ] = None
+        self.obligations[Obligation(line, what, term, kind, self.path, self.loops, self.where)] = (
+            None
+        )
 
     # -- variables ---------------------------------------------------------------------------------
 
@@ -182,9 +184,7 @@ class Machine:
     def is_uniform(self, term: Term) -> bool:
         """Whether a term is known to be the same in all threads of a threadgroup."""
         for leaf in term.leaves:
-            if leaf.op == "unknown":
-                return False
-            if leaf.op == "counter" and leaf not in self.uniform:
+            if leaf.op in ("unknown", "counter") and leaf not in self.uniform:
                 return False
             if leaf.op == "symbol" and str(leaf.value).split(".")[0] in PER_THREAD:
                 return False

@@ -80,7 +80,7 @@ class Access(NamedTuple):
         line, where: of the body, or of the header.
         array: what is accessed.
         mode: ``"read"``, ``"write"`` or ``"atomic"``.
-        index: the first element.
+        element: the first one that is accessed.
         width: how many neighbours there are, itself included.
         path: what holds where it happens.
         loops: those around it, the outermost first.
@@ -90,7 +90,7 @@ class Access(NamedTuple):
     line: int
     array: Array
     mode: str
-    index: Term
+    element: Term
     width: int
     path: tuple[Term, ...]
     loops: tuple[Loop, ...]
@@ -100,7 +100,7 @@ class Access(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether sizes, the thread and the inputs decide whether and where it happens."""
-        return self.index.is_exact and all(c.is_exact for c in self.path)
+        return self.element.is_exact and all(c.is_exact for c in self.path)
 
 
 class Obligation(NamedTuple):

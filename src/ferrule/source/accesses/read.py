@@ -13,6 +13,7 @@ from ..cpp import Prepared
 from ..macros import expand
 from ..syntax import Tree, called, plain_subscripts, struct_names, walk
 from . import terms
+from .attributes import CONSTANT, attribute
 from .functions import functions_of
 from .kinds import BOOL, INT, LONG, UINT, Type, of_dtype, of_kind
 from .loops import Loops
@@ -20,28 +21,6 @@ from .machine import TooLarge, whole
 from .model import Accesses, Array, Unsupported
 from .terms import Term
 from .values import Named, Opaque, Place, Scalar, Value, Vector, condition, number
-
-MOST = 2**31 - 1  # of a grid's axis, and of what `x_shape` holds
-_LARGEST = {
-    "thread_index_in_simdgroup": 31, "thread_index_in_quadgroup": 3,
-    "simdgroup_index_in_threadgroup": 31, "quadgroup_index_in_threadgroup": 255,
-    "thread_index_in_threadgroup": 1023, "thread_position_in_threadgroup": 1023,
-    "threads_per_threadgroup": 1024, "dispatch_threads_per_threadgroup": 1024,
-    "simdgroups_per_threadgroup": 32, "quadgroups_per_threadgroup": 256,
-    "dispatch_simdgroups_per_threadgroup": 32, "dispatch_quadgroups_per_threadgroup": 256,
-}  # fmt: skip
-_CONSTANT = {"threads_per_simdgroup": 32, "thread_execution_width": 32}
-
-
-def attribute_range(name: str) -> tuple[int, int]:
-    """The least and the largest that an attribute can be."""
-    least = 1 if "_per_" in name or name == "grid_size" else 0
-    return least, _LARGEST.get(name, MOST)
-
-
-def attribute(name: str, axis: str = "") -> Term:
-    """An attribute, or what it is along an axis, as a term."""
-    return terms.symbol(f"{name}.{axis}" if axis else name, *attribute_range(name))
 
 
 def accesses(
@@ -89,9 +68,7 @@ def accesses(
         machine.unsupported[Unsupported(1, str(why))] = None
     except RecursionError:
         machine.unsupported[Unsupported(1, "expressions that are too deep")] = None
-    return Accesses(
-        tuple(machine.accesses), tuple(machine.obligations), tuple(machine.unsupported)
-    )
+    return Accesses(tuple(machine.accesses), tuple(machine.obligations), tuple(machine.unsupported))
 
 
 def _argument(name: str, type_: Type) -> Value:
@@ -166,8 +143,8 @@ def _given(
         type_ = Type(elements[name]) if name in elements else of_dtype(dtype)
         given[name] = whole(Array(name, "device", type_.size), type_)
     for name in ATTRIBUTES:
-        if name in _CONSTANT:
-            variable(name, number(_CONSTANT[name], UINT))
+        if name in CONSTANT:
+            variable(name, number(CONSTANT[name], UINT))
         elif name == "grid_origin":
             variable(name, Vector((terms.const(0),) * 3, UINT))
         elif ATTRIBUTES[name] == "uint3":

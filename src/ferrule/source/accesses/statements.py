@@ -18,10 +18,12 @@ from .terms import Term
 from .values import (
     Address,
     Function,
+    Named,
     Opaque,
     Place,
     Pointer,
     Reference,
+    Row,
     Scalar,
     Value,
     Vector,
@@ -198,9 +200,7 @@ class Statements(Calls):
             else:
                 scope[name] = Place(self.new_cell(value))
 
-    def _initial(
-        self, node: Node | None, type_: Type, *, auto: bool, pointer: bool
-    ) -> Value:
+    def _initial(self, node: Node | None, type_: Type, *, auto: bool, pointer: bool) -> Value:
         """What a variable holds at first."""
         if node is None:
             return Opaque(Type("*")) if pointer else _uninitialised(type_)
@@ -230,14 +230,14 @@ class Statements(Calls):
             return Opaque(Type("*"))
         return converted(value, type_)
 
-    def _referred(self, node: Node, value_node: Node | None) -> Place | Reference | Opaque:
+    def _referred(self, node: Node, value_node: Node | None) -> Named:
         place = self.place(value_node) if value_node is not None else None
         if isinstance(place, Place):
             return place if place.component is None else Place(
                 self.new_cell(self.load_place(place))
             )  # fmt: skip
-        if isinstance(place, Pointer):
-            return Reference(place)
+        if isinstance(place, (Pointer, Row)):
+            return Reference(place) if isinstance(place, Pointer) else place.pointer
         self.refuse(node, "what a reference refers to is not followed")
         return Opaque()
 

@@ -41,7 +41,7 @@ class Term:
         is_truth = (op == "const" and type(value) is bool) or (
             op in ("symbol", "unknown", "data") and (low, high) == (None, False)
         )
-        self.condition = op in _CONDITIONS or is_truth or (op == "ite" and args[1].condition)
+        self.condition: bool = op in _CONDITIONS or is_truth
         self._leaves: frozenset[Term] | None = None
 
     def __repr__(self) -> str:
@@ -106,6 +106,11 @@ def unknown(why: str, kind: Kind | None) -> Term:
     if kind is None or kind.bits == 1:
         return _term("unknown", value=value, high=False)
     return _term("unknown", value=value, low=kind.least, high=kind.most)
+
+
+def anything(why: str, low: int | None, high: int | None) -> Term:
+    """Any number from ``low`` to ``high``."""
+    return _term("unknown", value=(next(_COUNT), why), low=low, high=high)
 
 
 def counter(high: int | None = None) -> Term:
@@ -207,6 +212,30 @@ def _by(a: Term, b: Term, up: bool) -> tuple[Term, Term] | None:
         return const(q), const(r)
     if a.low is not None and a.high is not None and 0 <= a.low <= a.high < b.value:
         return const(0), a
+    if up and (a.low is None or a.low < 0):
+        return None
+    multiples, rest = [], []
+    for part in a.args if a.op == "add" else (a,):
+        factor, other = _split(part)
+        times = abs(factor) // abs(b.value) * (1 if (factor < 0) == (b.value < 0) else -1)
+        if times:
+            multiples.append(mul(const(times), other or const(1)))
+        if factor - times * b.value:
+            rest.append(mul(const(factor - times * b.value), other or const(1)))
+    if not multiples:
+        return None
+    left = add(*rest)
+    return add(*multiples, fdiv(left, b)), fmod(left, b)
+
+
+def _without(a: Term, b: Term) -> Term | None:
+    """``a / b`` of a product that has ``b`` as a factor."""
+    if a is b:
+        return const(1)
+    if a.op == "mul":
+        for x, y in (a.args, a.args[::-1]):
+            if (rest := _without(x, b)) is not None:
+                return mul(rest, y)
     return None
 
 
@@ -214,6 +243,8 @@ def fdiv(a: Term, b: Term) -> Term:
     """A quotient, rounded down."""
     if known := _by(a, b, False):
         return known[0]
+    if b.low is not None and b.low >= 1 and (rest := _without(a, b)) is not None:
+        return rest
     low, high = None, None
     if b.low is not None and b.low >= 1:
         least = b.low
@@ -260,12 +291,7 @@ def rem(a: Term, b: Term) -> Term:
 
 def within(a: Term, kind: Kind) -> bool:
     """Whether a term is known to fit into a type."""
-    return (
-        a.low is not None
-        and a.high is not None
-        and kind.least <= a.low
-        and a.high <= kind.most
-    )
+    return a.low is not None and a.high is not None and kind.least <= a.low and a.high <= kind.most
 
 
 def wrap(a: Term, kind: Kind) -> Term:
@@ -289,6 +315,13 @@ def ite(c: Term, a: Term, b: Term) -> Term:
         return b
     if a.condition:
         return or_(and_(c, a), and_(not_(c), b))
+    # The smaller or larger of two, where which one that is has become known.
+    if c.op == "not" and c.args[0].op == "lt" and {*c.args[0].args} == {a, b}:
+        y, x = c.args[0].args  # x <= y
+        if x.high is not None and y.low is not None and x.high <= y.low:
+            return a
+        if y.high is not None and x.low is not None and y.high <= x.low:
+            return b
     low = None if a.low is None or b.low is None else min(a.low, b.low)
     high = None if a.high is None or b.high is None else max(a.high, b.high)
     return _term("ite", c, a, b, low=low, high=high)

@@ -64,6 +64,12 @@ class Function(NamedTuple):
     scopes: tuple[dict[str, Any], ...] | None = None
 
 
+class Row(NamedTuple):
+    """A part of an array of arrays: an array itself, which is no value."""
+
+    pointer: Pointer
+
+
 class Place(NamedTuple):
     """A variable, or a component of one."""
 
