@@ -196,7 +196,8 @@ class Search:
         for t, thread in enumerate(threads):
             own = {**values, **thread}
             made: dict[Term, int] = {}
-            self._obligations(own, values, made)
+            if self._broken(own, values, made):
+                return  # what it does then is not defined
             for access in call.found.accesses:
                 if not access.exact:
                     continue
@@ -210,16 +211,15 @@ class Search:
                             continue
                         element = evaluate(access.element, inner, known)
                     except NoValue:
-                        continue
+                        return
                     self._bounds(access, element, inner, values, lengths, known)
                     self._races(access, element, t, inner, values, met, known)
                     if access.mode == "write" and access.array.name in written:
                         written[access.array.name].update(range(element, element + access.width))
         self._coverage(values, lengths, written)
 
-    def _obligations(self, own: Values, values: Values, made: dict[Term, int]) -> None:
-        if "bounds" in self.faults:
-            return
+    def _broken(self, own: Values, values: Values, made: dict[Term, int]) -> bool:
+        """Whether a thread computes what is not defined."""
         for o in self.call.found.obligations:
             if not all(c.is_exact for c in (o.term, *o.path)):
                 continue
@@ -231,12 +231,14 @@ class Search:
                         continue
                     value = evaluate(o.term, inner, known)
                 except NoValue:
-                    continue
+                    return True
                 fault = broken(o, value)
-                if fault is not None and o.what != "wrap":
-                    self._found("bounds", o.line, o.where, f"{fault}, in {self._thread(own)}",
-                                values)  # fmt: skip
-                    return
+                if fault is not None:
+                    words = f"{fault}, in {self._thread(own)}"
+                    if o.what != "wrap":
+                        self._found("bounds", o.line, o.where, words, values)
+                    return True
+        return False
 
     def _bounds(
         self, access: Access, element: int, inner: Values, values: Values,

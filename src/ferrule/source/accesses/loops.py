@@ -257,7 +257,7 @@ class Loops(Statements):
         self.accesses, self.obligations, self.unsupported = found
         jumps, rounds = self._one_round(node, parts, changes, steps, passed)
         if any(p is not terms.const(0) for p in passed):
-            if rounds is None or not all(p.op == "const" for p in passed):
+            if rounds is None or not all(map(self.is_same_each_round, passed)):
                 self.refuse(node, "barriers in a loop whose rounds cannot be counted")
                 rounds = terms.const(0)
             self.times = Times(
@@ -265,6 +265,10 @@ class Loops(Statements):
                   for t, p in zip(before.times, passed, strict=True))
             )  # fmt: skip
         return jumps
+
+    def is_same_each_round(self, passed: Term) -> bool:
+        """Whether as many barriers are passed in each round, by all threads of the group."""
+        return self.is_uniform(passed) and all(leaf.op == "symbol" for leaf in passed.leaves)
 
     def _one_round(
         self, node: Node, parts: Parts, changes: Counter[int], steps: dict[int, Term],
