@@ -171,6 +171,8 @@ class Prover:
         self.op, self.call, self.timeout = op, call, timeout
         self.search = Search(call)
         self.cases = list(_cases(call))
+        self.accesses: list[Access] = list(call.found.accesses)
+        self.written: dict[Access, Access] = {}  # what each of these is in the body
 
     def verdicts(self) -> dict[str, Verdict]:
         """What is known of each property."""
@@ -180,6 +182,7 @@ class Prover:
         }  # fmt: skip
         clock = Clock(self.timeout)
         obliged = self._asked(self._obligations, clock)
+        self._unwrap(Clock(self.timeout))
         verdicts: dict[str, Verdict] = {}
         for name, ask in (
             ("bounds", self._bounds), ("races", self._races), ("coverage", self._coverage),
@@ -214,7 +217,7 @@ class Prover:
 
     # -- questions ---------------------------------------------------------------------------------
 
-    def _cannot(self, wrong: Sequence[Term], clock: Clock) -> Any:
+    def _cannot(self, wrong: Sequence[Term], clock: Clock, *, quick: bool = False) -> Any:
         """Whether conditions cannot all hold in a call: False if they cannot, else where Z3 says
         they might: a case, the question, and a model or None."""
         for case in self.cases:
@@ -226,8 +229,8 @@ class Prover:
             if terms.FALSE in stated:
                 continue
             question = Question()
-            model = question.answer(stated, clock.left)
-            if model is not False and clock.left:  # products may contradict each other there
+            model = question.answer(stated, min(clock.left, 1.0) if quick else clock.left)
+            if model is not False and clock.left and not quick:  # products may contradict each other there
                 real = question.answer(stated, min(clock.left, self.timeout / 4), exact=True)
                 model = model if real is None else real
             if model is not False:
@@ -248,9 +251,44 @@ class Prover:
                 return verdict
         return Verdict(PROVED)
 
+    def _unwrap(self, clock: Clock) -> None:
+        """Leave out what wraps of indices and conditions, where it is proved that nothing does."""
+        known: dict[tuple[Term, tuple[Term, ...]], bool] = {}
+
+        def plain(term: Term, path: tuple[Term, ...]) -> Term:
+            made: dict[Term, Term] = {}
+            wraps = [t for t in terms.subterms(term) if t.op == "wrap"]
+            for each in reversed(wraps):  # what is inside comes first
+                wrap = terms.replaced(each, made)
+                if wrap.op != "wrap" or not clock.left:
+                    continue
+                if (wrap, path) not in known:
+                    known[wrap, path] = self._fits(wrap, path, clock)
+                if known[wrap, path]:
+                    made[each] = wrap.args[0]
+            return terms.replaced(term, made)
+
+        for i, access in enumerate(self.accesses):
+            path: tuple[Term, ...] = ()
+            for condition in access.path:
+                path = (*path, plain(condition, path))
+            self.accesses[i] = access._replace(element=plain(access.element, path), path=path)
+            self.written[self.accesses[i]] = access
+
+    def _fits(self, wrap: Term, path: tuple[Term, ...], clock: Clock) -> bool:
+        """Whether nothing wraps where these conditions hold."""
+        inner, kind = wrap.args[0], wrap.value
+        wrong = terms.or_(
+            terms.lt(inner, terms.const(kind.least)), terms.lt(terms.const(kind.most), inner)
+        )
+        try:
+            return self._cannot([*self.call.thread_facts, *path, wrong], clock, quick=True) is False
+        except TooHard:
+            return False
+
     def _bounds(self, clock: Clock) -> Verdict:
         seen: set[Any] = set()
-        for access in self.call.found.accesses:
+        for access in self.accesses:
             key = (access.array, access.element, access.width, frozenset(access.path))
             if key in seen:
                 continue
@@ -358,7 +396,7 @@ class Prover:
     def _races(self, clock: Clock) -> Verdict:
         outputs = set(self.call.body.kernel.output_names)
         accesses = [
-            a for a in _distinct(self.call.found.accesses)
+            a for a in _distinct(self.accesses)
             if a.array.space == "threadgroup"
             or (a.array.space == "device" and a.array.name in outputs)
         ]  # fmt: skip
@@ -368,12 +406,14 @@ class Prover:
                 if a.array != b.array or (a.mode == b.mode != "write"):
                     continue
                 conditions = other.meeting(a, b)
-                if terms.FALSE in conditions:
-                    continue
-                answer = self._cannot(conditions, clock)
+                answer = self._cannot(conditions, clock, quick=True)
                 if answer is False:
                     continue
-                return self._race(a, b, answer, conditions, clock)
+                # As it is written, sums times sizes are of one piece, which may be easier.
+                conditions = other.meeting(self.written[a], self.written[b])
+                answer = self._cannot(conditions, clock)
+                if answer is not False:
+                    return self._race(a, b, answer, conditions, clock)
         return Verdict(PROVED)
 
     def _race(
@@ -403,7 +443,7 @@ class Prover:
             return Verdict(PROVED, None, "outputs are filled before the launch")
         for output in self.call.rule.outputs:
             writes = [
-                a for a in _distinct(self.call.found.accesses)
+                a for a in _distinct(self.accesses)
                 if a.array.name == output.name and a.array.space == "device" and a.mode == "write"
             ]  # fmt: skip
             sure = [a for a in writes if a.exact]

@@ -66,12 +66,27 @@ def _in_order(
     """The digits, the one with the largest factor first."""
     found: list[Iterator[Found]] = []
     rest = target
-    for i, (factor, digit) in enumerate(order):
+    turned: dict[Term, Term] = {}  # digits that are counted from their other end, and its place
+    upright: list[tuple[Term, Term]] = []
+    for factor, digit in order:
+        if factor.op == "const" and factor.value < 0:
+            if digit.op == "fmod":
+                turned[digit] = terms.sub(digit.args[1], terms.const(1))
+                rest = terms.sub(rest, terms.mul(factor, turned[digit]))
+            elif len(order) == 1:
+                turned[digit] = terms.const(0)
+            else:
+                return
+            factor = terms.neg(factor)
+        upright.append((factor, digit))
+    for i, (factor, digit) in enumerate(upright):
         last = i == len(order) - 1
         plain = last and factor is terms.const(1)
         value = rest if plain else terms.fdiv(rest, factor)
         if not last:
             rest = terms.fmod(rest, factor)
+        if digit in turned:
+            value = terms.sub(turned[digit], value)
         found.append(_digits(digit, value, unknown))
     for parts in itertools.product(*found):
         whole: Found = {}
@@ -95,12 +110,15 @@ def _split(index: Term, unknown: set[Term]) -> tuple[list[tuple[Term, Term]] | N
             waiting.append((factor, part.args[0]))
         elif part.op == "mul":
             a, b = part.args
-            if not a.leaves & unknown:
-                waiting.append((terms.mul(factor, a), b))
-            elif not b.leaves & unknown:
-                waiting.append((terms.mul(factor, b), a))
-            else:
+            if a.leaves & unknown:
+                a, b = b, a
+            if a.leaves & unknown:
                 return None, index
+            factor = terms.mul(factor, a)
+            if _plain(b).op == "add":  # digits of their own
+                flat.setdefault(factor, []).append(b)
+            else:
+                waiting.append((factor, b))
         else:
             flat.setdefault(factor, []).append(part)
     digits = []
@@ -109,6 +127,11 @@ def _split(index: Term, unknown: set[Term]) -> tuple[list[tuple[Term, Term]] | N
             return None, index
         digits.append((factor, parts[0]))
     return digits, terms.add(*rest)
+
+
+def _plain(term: Term) -> Term:
+    """What may wrap."""
+    return _plain(term.args[0]) if term.op == "wrap" else term
 
 
 def _weight(factor: Term) -> int:

@@ -21,6 +21,7 @@ Monomial = tuple[str, ...]
 Polynomial = dict[Monomial, int]
 _MOST_PARTS = 200  # of a sum
 _MOST_LEMMAS = 6000
+_FEW = 2**16  # what is less is a factor that says something
 
 
 class NoSolver(FerruleError):
@@ -60,6 +61,7 @@ class Question:
         self.leaves: dict[Term, Any] = {}
         self._numbers: dict[str, Any] = {}
         self._natural: set[str] = set()
+        self._ends: dict[str, tuple[int | None, int | None]] = {}
         self._polynomials: dict[Term, Polynomial] = {}
         self._conditions: dict[Term, Any] = {}
         self._products: dict[Monomial, Any] = {}
@@ -141,6 +143,7 @@ class Question:
 
     def _new(self, name: str, low: int | None, high: int | None) -> Any:
         number = self._numbers[name] = self.z3.Int(name)
+        self._ends[name] = low, high
         if low is not None:
             self.side.append(number >= low)
             if low >= 0:
@@ -259,6 +262,10 @@ class Question:
             factor = self._numbers[name]
             rest = self._monomial(_without(monomial, (name,)) or ())
             found.append(z3.Implies(factor == 0, product == 0))
+            low, high = self._ends[name]
+            if _without(monomial, (name,)) and self._is_natural(_without(monomial, (name,)) or ()):
+                found += [product <= high * rest] if high is not None and high < _FEW else []
+                found += [product >= low * rest] if low is not None and abs(low) < _FEW else []
             if not self._is_natural(monomial):
                 found += [
                     z3.Implies(z3.And(factor >= 0, rest >= 0), product >= 0),

@@ -112,6 +112,9 @@ def _bits(op: str, x: Term, y: Term, kind: Kind) -> Term:
         if op == "&":
             return both
         return terms.sub(terms.add(x, y), both if op == "|" else terms.mul(terms.const(2), both))
+    for u, v in ((x, y), (y, x)):  # of what has no bit in common
+        if v.low is not None and v.low >= 0 and v.high is not None and v.high < terms.power_of(u):
+            return terms.const(0) if op == "&" else terms.add(u, v)
     result = terms.unknown(f"the bits of {op}", kind)
     ends = [t.high for t in (x, y)]
     if all(t.low is not None and t.low >= 0 and t.high is not None for t in (x, y)):

@@ -148,6 +148,9 @@ def add(*terms: Term) -> Term:
         for part in term.args if term.op == "add" else (term,):
             factor, rest = _split(part)
             parts[rest] = parts.get(rest, 0) + factor
+    for rest, factor in list(parts.items()):
+        if rest is not None and rest.op == "fmod" and factor and (rest.args[1].low or 0) >= 1:
+            _rejoin(parts, rest, factor)
     number = parts.pop(None, 0)
     rests = [mul(const(n), rest) for rest, n in parts.items() if n and rest is not None]
     if number or not rests:
@@ -159,6 +162,16 @@ def add(*terms: Term) -> Term:
     for part in rests:
         low, high = _sum(low, part.low), _sum(high, part.high)
     return _term("add", *rests, low=low, high=high)
+
+
+def _rejoin(parts: dict[Term | None, int], rest: Term, factor: int) -> None:
+    """``x / b * b + x % b`` is x."""
+    x, b = rest.args
+    times, product = _split(mul(fdiv(x, b), b))
+    if product is not None and parts.get(product) == factor * times and product is not x:
+        del parts[product], parts[rest]
+        again, whole = _split(x)
+        parts[whole] = parts.get(whole, 0) + factor * again
 
 
 def mul(a: Term, b: Term) -> Term:
@@ -189,6 +202,12 @@ def mul(a: Term, b: Term) -> Term:
         high = None if b.low is None else a.value * b.low
         low = None if b.high is None else a.value * b.high
     return _term("mul", a, b, low=low, high=high)
+
+
+def power_of(a: Term) -> int:
+    """The largest power of 2 that divides a term, as its numbers show."""
+    parts = [_split(part)[0] for part in (a.args if a.op == "add" else (a,))]
+    return min((n & -n for n in parts if n), default=1)
 
 
 def neg(a: Term) -> Term:
@@ -239,12 +258,23 @@ def _without(a: Term, b: Term) -> Term | None:
     return None
 
 
+def _parts(a: Term, b: Term) -> tuple[Term, Term] | None:
+    """Quotient and remainder of a sum of multiples of ``b`` and a remainder by it."""
+    if b.low is None or b.low < 1:
+        return None
+    multiples, rest = [], []
+    for part in a.args if a.op == "add" else (a,):
+        multiple = _without(part, b)
+        (rest if multiple is None else multiples).append(part if multiple is None else multiple)
+    if not multiples or len(rest) > 1 or (rest and (rest[0].op, rest[0].args[1:]) != ("fmod", (b,))):
+        return None
+    return add(*multiples), add(*rest)
+
+
 def fdiv(a: Term, b: Term) -> Term:
     """A quotient, rounded down."""
-    if known := _by(a, b, False):
+    if known := _by(a, b, False) or _parts(a, b):
         return known[0]
-    if b.low is not None and b.low >= 1 and (rest := _without(a, b)) is not None:
-        return rest
     low, high = None, None
     if b.low is not None and b.low >= 1:
         least = b.low
@@ -257,7 +287,7 @@ def fdiv(a: Term, b: Term) -> Term:
 
 def fmod(a: Term, b: Term) -> Term:
     """A remainder of what is rounded down: never negative, for a divisor that is positive."""
-    if known := _by(a, b, False):
+    if known := _by(a, b, False) or _parts(a, b):
         return known[1]
     positive = b.low is not None and b.low >= 1
     high = b.high - 1 if positive and b.high is not None else None
