@@ -210,6 +210,8 @@ class Prover:
             return Verdict(NOT_SUPPORTED, None, str(why))
         except RecursionError:
             return Verdict(NOT_SUPPORTED, None, "terms that are too deep")
+        except NoValue as why:
+            return Verdict(NOT_SUPPORTED, None, f"an index has no value: {why}")
 
     def _refuted(self, fault: Fault) -> Verdict:
         text = call_text(self.call, self.op, fault.values)

@@ -458,11 +458,14 @@ def _terms_of(raw: Accesses) -> list[Term]:
 
 
 def _needed(raw: Accesses) -> list[Obligation]:
-    """The obligations on which an index or a condition may rest: of sums of data none does."""
+    """The obligations of sizes and positions, and of all on which an index or a condition rests:
+    those of sums of data are none."""
     used: list[Term] = []
     for a in raw.accesses:
         used += [a.element, *a.path, *a.times, *(loop.holds for loop in a.loops)]
-        used += [loop.counter for loop in a.loops]
     parts = set(terms.subterms(*used))
-    leaves = {part for part in parts if not part.args or part.op == "data"}
-    return [o for o in raw.obligations if o.term in parts or o.term.leaves <= leaves]
+
+    def known(leaf: Term) -> bool:
+        return leaf.op in ("symbol", "counter") or leaf in parts
+
+    return [o for o in raw.obligations if o.term in parts or all(map(known, o.term.leaves))]
