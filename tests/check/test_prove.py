@@ -29,7 +29,9 @@ def proof(rule: str, body: str, grid: Any, threadgroup: Any = 256, **more: Any) 
 
 PROVED = {
     "elementwise": ("x[*S]:T -> y[*S]:T", I + "y[i] = x[i];", "x.size", 256),
-    "row of weights": ("x[*S,D]:T, w[D]:T -> y[*S,D]:T", I + "y[i] = x[i] * w[i % D];", "x.size", 64),
+    "row of weights": (
+        "x[*S,D]:T, w[D]:T -> y[*S,D]:T", I + "y[i] = x[i] * w[i % D];", "x.size", 64,
+    ),
     "guard": ("x[N]:T -> y[N]:T", I + "if (i < N) y[i] = x[i];", "ceildiv(N, 256) * 256", 256),
     "early return": ("x[N]:T -> y[N]:T", I + "if (i >= N) return;\ny[i] = x[i];", "N + 7", 256),
     "transpose": (
@@ -37,7 +39,8 @@ PROVED = {
     ),
     "three axes": (
         "x[A,B,C]:T -> y[C,A,B]:T",
-        "uint3 p = thread_position_in_grid;\ny[(p.z * A + p.y) * B + p.x] = x[(p.y * B + p.x) * C + p.z];",
+        "uint3 p = thread_position_in_grid;\n"
+        "y[(p.z * A + p.y) * B + p.x] = x[(p.y * B + p.x) * C + p.z];",
         ("B", "A", "C"), (8, 8, 1),
     ),
     "one index": (
@@ -88,8 +91,10 @@ PROVED = {
     ),
     "bits": ("x[N]:T -> y[N]:T where N % 32 == 0",
              I + "y[(i & ~31u) | (31u - (i & 31u))] = x[(i >> 5 << 5) + i % 32];", "N", 256),
-    "shape": ("x[R,N]:T -> y[R,N]:T", P + "y[p.y * x_shape[1] + p.x] = x[p.y * x_strides[0] + p.x];",
-              ("N", "R"), (32, 1)),
+    "shape": (
+        "x[R,N]:T -> y[R,N]:T",
+        P + "y[p.y * x_shape[1] + p.x] = x[p.y * x_strides[0] + p.x];", ("N", "R"), (32, 1),
+    ),
     "filled": ("x[N]:T -> y[N]:T", I + "if (i % 2 == 0) y[i] = x[i];", "N", 64),
 }  # fmt: skip
 MORE = {"template": {"template": {"W": 4}}, "filled": {"init_value": 0}}
@@ -186,10 +191,16 @@ REFUTED = {
     ),
     "zero": ("bounds", 2, "x[N]:T, n:int32 -> y[N]:T", I + "y[i] = x[int(i) / n % N];", "N", 64,
              "division by zero"),
-    "private": ("bounds", 3, "x[N]:T -> y[N]:T", I + "T a[4];\nfor (int k = 0; k <= 4; k++) a[k] = x[i];\n"
-                "y[i] = a[0];", "N", 64, "element 4 of a"),
-    "shared": ("bounds", 3, "x[N]:T -> y[N]:T", I + "threadgroup T a[32];\na[thread_index_in_threadgroup]"
-               " = x[i];\ny[i] = x[i];", "N", 64, "of a"),
+    "private": (
+        "bounds", 3, "x[N]:T -> y[N]:T",
+        I + "T a[4];\nfor (int k = 0; k <= 4; k++) a[k] = x[i];\ny[i] = a[0];", "N", 64,
+        "element 4 of a",
+    ),
+    "shared": (
+        "bounds", 3, "x[N]:T -> y[N]:T",
+        I + "threadgroup T a[32];\na[thread_index_in_threadgroup] = x[i];\ny[i] = x[i];", "N", 64,
+        "of a",
+    ),
     "the same element": (
         "races", 2, "x[N]:T -> y[N]:T", I + "y[i / 2] = x[i];", "N", 64, "element 0 of y",
     ),
@@ -202,8 +213,10 @@ REFUTED = {
     "the last one": (
         "coverage", 2, "x[N]:T -> y[N]:T", I + "y[i] = x[i];", "max(N - 1, 0)", 64, "never written",
     ),
-    "a rest": ("coverage", 2, "x[N]:T -> y[N]:T", I + "for (int k = 0; k < 4; k++) y[4 * i + k] = 0;",
-               "N // 4", 64, "never written"),
+    "a rest": (
+        "coverage", 2, "x[N]:T -> y[N]:T", I + "for (int k = 0; k < 4; k++) y[4 * i + k] = 0;",
+        "N // 4", 64, "never written",
+    ),
 }  # fmt: skip
 
 
@@ -254,10 +267,14 @@ UNSUPPORTED = {
         4, "x[N]:T, at[N]:int32 -> y[N]:T",
         I + "int j = 0;\nfor (int k = 0; k < N; k++) j = j ^ at[k];\ny[i] = x[j];", "carried along",
     ),
-    "many dims": (2, "x[*S]:T -> y[*S]:T", I + "y[i] = x[elem_to_loc(i, x_shape, x_strides, x_ndim)];",
-                  "any number of dims"),
-    "pointers of pointers": (2, "x[N]:T -> y[N]:T", I + "const device T* a[2] = {x, x};\ny[i] = a[i % 2][i];",
-                             "not followed"),
+    "many dims": (
+        2, "x[*S]:T -> y[*S]:T", I + "y[i] = x[elem_to_loc(i, x_shape, x_strides, x_ndim)];",
+        "any number of dims",
+    ),
+    "pointers of pointers": (
+        2, "x[N]:T -> y[N]:T", I + "const device T* a[2] = {x, x};\ny[i] = a[i % 2][i];",
+        "not followed",
+    ),
 }  # fmt: skip
 
 
@@ -274,7 +291,7 @@ def test_functions_of_the_header() -> None:
     header = """
 inline uint at(uint r, uint k, uint n) { return r * n + k; }
 template <typename A>
-inline void put(device A* to, uint i, A value) { if (i > 0) { to[i] = value; return; } to[0] = value; }
+inline void put(device A* to, uint i, A v) { if (i > 0) { to[i] = v; return; } to[0] = v; }
 """
     body = P + "put(y, at(p.y, p.x, N), x[at(p.y, p.x, uint(N))]);"
     rule, grid = "x[R,N]:T -> y[R,N]:T", ("N", "R")
@@ -395,14 +412,17 @@ GRIDS = st.sampled_from([
 def kernels(draw: Any) -> dict[str, Any]:
     return {
         "grid": draw(GRIDS), "read": draw(INDICES), "write": draw(INDICES), "guard": draw(GUARDS),
-        "left": draw(INDICES), "right": draw(INDICES), "rounds": draw(st.sampled_from([None, "A", "B", 3])),
+        "left": draw(INDICES), "right": draw(INDICES),
+        "rounds": draw(st.sampled_from([None, "A", "B", 3])),
         "step": draw(st.sampled_from([1, 2])),
     }  # fmt: skip
 
 
 def body_of(kernel: dict[str, Any]) -> str:
-    lines = ["uint i = thread_position_in_grid.x, j = thread_position_in_grid.y, k = 0;"]
-    lines = [lines[0].replace(", k = 0", ""), "uint A = uint(N0), B = uint(N1);"]
+    lines = [
+        "uint i = thread_position_in_grid.x, j = thread_position_in_grid.y;",
+        "uint A = uint(N0), B = uint(N1);",
+    ]
     access = f"y[{text_of(kernel['write'])}] = x[{text_of(kernel['read'])}];"
     if kernel["guard"]:
         left, right = text_of(kernel["left"]), text_of(kernel["right"])
@@ -472,7 +492,7 @@ def check_against_runs(kernel: dict[str, Any]) -> Proof:
     return found
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kernels())
 def test_random_kernels(kernel: dict[str, Any]) -> None:
     check_against_runs(kernel)

@@ -20,8 +20,9 @@ from ..errors import KernelTypeError
 from ..operators.bodies import KernelBody
 from ..operators.declared import Declared
 from ..source.accesses import terms
+from ..source.accesses.evaluation import NoValue, evaluate
 from ..source.accesses.model import Access, Obligation
-from ..source.accesses.terms import NoValue, Term, evaluate
+from ..source.accesses.terms import Term
 from .prove_calls import Call, NotSupported, symbolic_call
 from .prove_inverse import thread_of
 from .prove_search import (
@@ -232,7 +233,9 @@ class Prover:
                 continue
             question = Question()
             model = question.answer(stated, min(clock.left, 1.0) if quick else clock.left)
-            if model is not False and clock.left and not quick:  # products may contradict each other there
+            if (
+                model is not False and clock.left and not quick
+            ):  # products may contradict each other there
                 real = question.answer(stated, min(clock.left, self.timeout / 4), exact=True)
                 model = model if real is None else real
             if model is not False:

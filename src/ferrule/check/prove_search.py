@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from .. import dtypes
 from ..errors import FerruleError
 from ..source.accesses import terms
+from ..source.accesses.evaluation import NoValue, evaluate
 from ..source.accesses.model import Access, Loop
-from ..source.accesses.terms import NoValue, Term, evaluate
+from ..source.accesses.terms import Term
 from .prove_calls import Call
 
 Values = dict[Any, int]

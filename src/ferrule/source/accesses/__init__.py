@@ -8,12 +8,15 @@ anything that its type holds: what is proved of all unknowns holds for those tha
 
 ===============  =================================================================================
 `kinds`          the integer types, and how C++ converts them
-`terms`          integers and conditions as terms, exact, with the least and largest they can be
+`terms`          integers and conditions as terms, exact, with the least and largest they can be;
+                 `evaluation`: their values
 `model`          accesses, loops, obligations, what was not understood
 `values`         what variables hold: numbers, vectors, pointers, what is opaque
+`attributes`     what is given for each thread
 `machine`        the state of a run: variables, path, barriers passed
 `arithmetic`     operators, as C++ computes them
 `expressions`    expressions; `calls`: casts, functions of the library and of the header
+`functions`      what the author's functions are declared with
 `statements`     declarations, branches, jumps; `loops`: loops
 `read`           a kernel's body, from its text to its accesses
 ===============  =================================================================================

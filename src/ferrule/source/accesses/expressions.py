@@ -6,6 +6,7 @@ import re
 
 from tree_sitter import Node
 
+from .. import words
 from ..syntax import field, operands, part
 from . import terms
 from .arithmetic import binary, moved, negated
@@ -32,6 +33,7 @@ from .values import (
 )
 
 _INTEGER = re.compile(r"(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)([uUlLzZ]*)")
+_CONSTANTS = words("INFINITY NAN M_PI_F HUGE_VALF FLT_MAX FLT_MIN FLT_EPSILON MAXFLOAT")
 _LANES = {letter: i for letters in ("xyzw", "rgba") for i, letter in enumerate(letters)}
 ELEMENTS = re.compile(r"ix<([0-9, ]+)>")
 
@@ -59,7 +61,8 @@ class Expressions(Machine):
     # -- literals and names ------------------------------------------------------------------------
 
     def _of_number_literal(self, node: Node) -> Value:
-        match = _INTEGER.fullmatch(self.tree.text(node))
+        text = self.tree.text(node)
+        match = _INTEGER.fullmatch(text.lstrip("+-"))
         if match is None:
             return Opaque(Type("float", None, 1, 4))
         digits, suffix = match[1].replace("'", ""), match[2].lower()
@@ -70,7 +73,8 @@ class Expressions(Machine):
         kinds: list[Kind] = [] if wide else [UINT] if unsigned else [INT]
         kinds += [UINT] * (hexadecimal and not wide and not unsigned)
         kinds += [ULONG] if unsigned else [LONG, ULONG]
-        return number(value, next((k for k in kinds if value <= k.most), ULONG))
+        found = number(value, next((k for k in kinds if value <= k.most), ULONG))
+        return negated(self, node, "-", found) if text[0] == "-" else found
 
     def _of_char_literal(self, node: Node) -> Value:
         text = self.tree.text(node).strip("'")
@@ -97,7 +101,7 @@ class Expressions(Machine):
         if isinstance(named, (Place, Reference)):
             return self.load(node, named if isinstance(named, Place) else named.pointer)
         if named is None:
-            if name not in ("INFINITY", "NAN", "M_PI_F", "HUGE_VALF", "FLT_MAX", "MAXFLOAT"):
+            if name not in _CONSTANTS and not name.startswith("memory_order_"):
                 self.refuse(node, f"{name} is not known")
             return Opaque()
         return named
@@ -386,6 +390,9 @@ class Expressions(Machine):
                 parts[place.component] = term
             self.cells[place.cell] = Vector(tuple(parts), old.kind)
             return new
+        pointer = isinstance(value, (Pointer, Address))
+        if pointer and isinstance(old, Opaque) and old.type.name != "*":
+            self.refuse(node, "a pointer in a struct is not followed")
         self.cells[place.cell] = self.as_held(old, value)
         return self.cells[place.cell]
 

@@ -233,7 +233,8 @@ def _by(a: Term, b: Term, up: bool) -> tuple[Term, Term] | None:
         return const(0), a
     if up and (a.low is None or a.low < 0):
         return None
-    multiples, rest = [], []
+    multiples: list[Term] = []
+    rest: list[Term] = []
     for part in a.args if a.op == "add" else (a,):
         factor, other = _split(part)
         times = abs(factor) // abs(b.value) * (1 if (factor < 0) == (b.value < 0) else -1)
@@ -262,11 +263,16 @@ def _parts(a: Term, b: Term) -> tuple[Term, Term] | None:
     """Quotient and remainder of a sum of multiples of ``b`` and a remainder by it."""
     if b.low is None or b.low < 1:
         return None
-    multiples, rest = [], []
+    multiples: list[Term] = []
+    rest: list[Term] = []
     for part in a.args if a.op == "add" else (a,):
         multiple = _without(part, b)
         (rest if multiple is None else multiples).append(part if multiple is None else multiple)
-    if not multiples or len(rest) > 1 or (rest and (rest[0].op, rest[0].args[1:]) != ("fmod", (b,))):
+    if (
+        not multiples
+        or len(rest) > 1
+        or (rest and (rest[0].op, rest[0].args[1:]) != ("fmod", (b,)))
+    ):
         return None
     return add(*multiples), add(*rest)
 
@@ -479,69 +485,6 @@ def replaced(term: Term, by: Mapping[Term, Term], made: dict[Term, Term] | None 
             new = _MAKE[term.op](*args)
         made[term] = new
     return new
-
-
-class NoValue(Exception):
-    """A term has no value: it divides by zero, or names what has none."""
-
-
-def evaluate(term: Term, values: Mapping[Any, int], made: dict[Term, int] | None = None) -> int:
-    """A term's value.
-
-    Args:
-        values: by leaves, or by the names of symbols; of data by the array's name.
-        made: values of terms that are known already, which is added to.
-
-    Raises:
-        NoValue: there is none.
-    """
-    made = {} if made is None else made
-    if term.op == "const":
-        return int(term.value)
-    if (known := made.get(term)) is not None:
-        return known
-    made[term] = value = int(_value(term, values, made))
-    return value
-
-
-def _value(term: Term, values: Mapping[Any, int], made: dict[Term, int]) -> int:
-    op, args = term.op, term.args
-    if op in ("symbol", "unknown", "counter", "data"):
-        if term in values:
-            return values[term]
-        if op == "data":
-            evaluate(args[0], values, made)
-        if term.value in values:
-            return values[term.value]
-        raise NoValue(str(term.value))
-    if op == "ite":
-        return evaluate(args[1 if evaluate(args[0], values, made) else 2], values, made)
-    if op == "and":
-        return all(evaluate(a, values, made) for a in args)
-    if op == "or":
-        return any(evaluate(a, values, made) for a in args)
-    numbers = [evaluate(a, values, made) for a in args]
-    if op == "add":
-        return sum(numbers)
-    if op == "not":
-        return not numbers[0]
-    if op == "wrap":
-        return int(wrap(const(numbers[0]), term.value).value)
-    a, b = numbers
-    if op == "mul":
-        return a * b
-    if op == "lt":
-        return a < b
-    if op == "eq":
-        return a == b
-    if b == 0:
-        raise NoValue("a division by zero")
-    if op == "fdiv":
-        return a // b
-    if op == "fmod":
-        return a % b
-    quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    return quotient if op == "quot" else a - b * quotient
 
 
 _SIGNS = {"mul": "*", "quot": "/", "rem": "%", "fdiv": "//", "fmod": "mod", "lt": "<", "eq": "==",
