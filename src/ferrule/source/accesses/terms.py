@@ -487,29 +487,10 @@ def replaced(term: Term, by: Mapping[Term, Term], made: dict[Term, Term] | None 
     return new
 
 
-_SIGNS = {"mul": "*", "quot": "/", "rem": "%", "fdiv": "//", "fmod": "mod", "lt": "<", "eq": "==",
-          "and": "&&", "or": "||"}  # fmt: skip
-
-
 def shown(term: Term) -> str:
-    """A term as text, for messages."""
-    op, args = term.op, term.args
-    if op == "const":
-        return str(term.value).lower() if type(term.value) is bool else str(term.value)
-    if op == "symbol":
-        return str(term.value)
-    if op == "unknown":
-        return f"?{term.value[0]}"
-    if op == "counter":
-        return f"#{term.value}"
-    if op == "data":
-        return f"{term.value}[{shown(args[0])}]"
-    if op == "add":
-        return f"({' + '.join(map(shown, args))})".replace("+ -", "- ")
-    if op == "wrap":
-        return f"{term.value.name}({shown(args[0])})"
-    if op == "not":
-        return f"!{shown(args[0])}"
-    if op == "ite":
-        return f"({shown(args[0])} ? {shown(args[1])} : {shown(args[2])})"
-    return f"({f' {_SIGNS[op]} '.join(map(shown, args))})"
+    """A term as text."""
+    if not term.args or term.op == "data":
+        inner = f"[{shown(term.args[0])}]" if term.args else ""
+        return f"{term.op}:" * (term.op in ("unknown", "counter")) + f"{term.value}{inner}"
+    kind = f"<{term.value.name}>" if term.op == "wrap" else ""
+    return f"{term.op}{kind}({', '.join(map(shown, term.args))})"
