@@ -239,7 +239,7 @@ def test_overflow_of_large_sizes() -> None:
     found = proof(rule, body, ("N", "N"), (64, 1))
     assert found.bounds.status == "counterexample", str(found)
     assert found.bounds.line in (2, 3)
-    assert "overflows" in found.bounds.message
+    assert "overflow of int" in found.bounds.message
     sizes = [int(n) for n in re.findall(r"\((\d+),\)", found.bounds.call)]
     assert (sizes[0] - 1) * sizes[1] > 2**31 - 1
 
@@ -248,6 +248,15 @@ def test_overflow_is_ruled_out_by_the_array() -> None:
     body = I + "int j = int(i) / N * N + int(i) % N;\ny[j] = x[j];"
     found = proof("x[R,N]:uint8 -> y[R,N]:uint8", body, "R*N", 64)
     assert found.proved, str(found)
+
+
+def test_numbers_that_are_only_values() -> None:
+    """A sum that overflows for some number of a call, and that no index rests on."""
+    rule = "x[N]:float32, n:int32 -> y[N]:float32"
+    assert proof(rule, I + "y[i] = x[i] * float(n + 1);", "N").proved
+    found = proof(rule, I + "y[i] = n + 1 > 0 ? x[min(i, uint(N - 1))] : 0.0f;", "N")
+    assert found.bounds.status == "counterexample", str(found)
+    assert "overflow of int" in found.bounds.message
 
 
 def test_arrays_may_be_larger() -> None:

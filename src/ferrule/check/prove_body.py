@@ -187,22 +187,24 @@ class Prover:
             text = f"{broken(o, value)}, in {thread_words(self.call, values)}"
             call = call_text(self.call, self.op, values)
             return Verdict(COUNTEREXAMPLE, o.line, text, call, o.where)
-        words = {"division": "a division by zero", "overflow": f"overflow of an {o.kind.name}",
-                 "wrap": f"a loop's {o.kind.name} that wraps"}  # fmt: skip
+        words = {"division": "a division by zero", "overflow": f"overflow of {o.kind.name}",
+                 "wrap": f"a loop's {o.kind.name}, which may wrap,"}  # fmt: skip
         return self._open(o.line, o.where, f"{words[o.what]} is not ruled out", clock)
 
     def _inside(self, access: Access, clock: Clock) -> Verdict | None:
         length = access.array.length
         if length is None:
             length = self.call.lengths[access.array.name]
-        end = terms.add(access.element, terms.const(access.width))
-        wrong = terms.or_(
-            terms.lt(access.element, terms.const(0)), terms.lt(length, end)
-        )  # fmt: skip
-        conditions = [*self.call.thread_facts, *access.path, wrong]
-        answer = self._cannot(conditions, clock)
-        if answer is False:
-            return None
+        answer: Any = False
+        conditions: list[Term] = []
+        # Without what may wrap first; as it is written, sums times sizes are of one piece.
+        for version in (access, self.written.get(access, access)):
+            end = terms.add(version.element, terms.const(version.width))
+            wrong = terms.or_(terms.lt(version.element, terms.const(0)), terms.lt(length, end))
+            conditions = [*self.call.thread_facts, *version.path, wrong]
+            answer = self._cannot(conditions, clock, quick=version is access)
+            if answer is False:
+                return None
         name = access.array.name
         if access.exact:
             values = self._real(conditions, answer, clock)
@@ -323,7 +325,8 @@ class Prover:
                 text = f"no write of {output.name} is sure to happen"
                 line = writes[0].line if writes else None
                 return Verdict(NOT_SUPPORTED, line, text)
-            if not self._covered(output.name, sure, clock):
+            written = [self.written.get(a, a) for a in sure]
+            if not any(self._covered(output.name, w, clock) for w in (written, sure)):
                 text = f"which thread writes an element of {output.name} is not found"
                 return self._open(sure[0].line, sure[0].where, text, clock)
         return Verdict(PROVED)

@@ -4,7 +4,7 @@ checked before it launches."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -420,11 +420,11 @@ class _Reader:
         def new(term: Term) -> Term:
             return terms.replaced(term, by, made)
 
-        self.call.found = changed(raw, new)
+        self.call.found = changed(raw, new, self.rule.numbers)
 
 
-def changed(raw: Accesses, new: Any) -> Accesses:
-    """Accesses with other terms in place of theirs."""
+def changed(raw: Accesses, new: Any, numbers: Collection[str]) -> Accesses:
+    """Accesses with other terms in place of theirs; ``numbers`` are those of the call."""
 
     def loops(of: tuple[Loop, ...]) -> tuple[Loop, ...]:
         return tuple(Loop(loop.counter, new(loop.holds)) for loop in of)
@@ -443,7 +443,7 @@ def changed(raw: Accesses, new: Any) -> Accesses:
         tuple(
             Obligation(o.line, o.what, new(o.term), o.kind, tuple(map(new, o.path)),
                        loops(o.loops), o.where)
-            for o in _needed(raw)
+            for o in _needed(raw, numbers)
         ),
         raw.unsupported,
     )  # fmt: skip
@@ -457,15 +457,16 @@ def _terms_of(raw: Accesses) -> list[Term]:
     return found + [t for o in raw.obligations for t in (o.term, *o.path)]
 
 
-def _needed(raw: Accesses) -> list[Obligation]:
+def _needed(raw: Accesses, numbers: Collection[str]) -> list[Obligation]:
     """The obligations of sizes and positions, and of all on which an index or a condition rests:
-    those of sums of data are none."""
+    those of sums of data are none, nor of the call's numbers."""
     used: list[Term] = []
     for a in raw.accesses:
         used += [a.element, *a.path, *a.times, *(loop.holds for loop in a.loops)]
     parts = set(terms.subterms(*used))
 
     def known(leaf: Term) -> bool:
-        return leaf.op in ("symbol", "counter") or leaf in parts
+        plain = leaf.op in ("symbol", "counter") and leaf.value not in numbers
+        return plain or leaf in parts
 
     return [o for o in raw.obligations if o.term in parts or all(map(known, o.term.leaves))]

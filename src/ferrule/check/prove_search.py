@@ -350,7 +350,7 @@ def broken(o: Any, value: int) -> str | None:
         return "a division by zero" if value == 0 else None
     if o.kind.least <= value <= o.kind.most:
         return None
-    return f"an {o.kind.name} overflows: it would be {value}"
+    return f"overflow of {o.kind.name}, which would be {value}"
 
 
 def out_of_bounds(access: Access, element: int, size: int) -> str:
