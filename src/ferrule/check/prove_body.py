@@ -40,7 +40,8 @@ class Prover:
         self.search = Search(call)
         self.cases = list(_cases(call))
         self.accesses: list[Access] = list(call.found.accesses)
-        self.written: dict[Access, Access] = {}  # what each of these is in the body
+        self._plain: dict[Access, Access] = {}
+        self._known: dict[tuple[Term, tuple[Term, ...]], bool] = {}
 
     def verdicts(self) -> dict[str, Verdict]:
         """What is known of each property."""
@@ -50,7 +51,6 @@ class Prover:
         }  # fmt: skip
         clock = Clock(self.timeout)
         obliged = self._asked(self._obligations, clock)
-        self._unwrap(Clock(self.timeout))
         verdicts: dict[str, Verdict] = {}
         for name, ask in (
             ("bounds", self._bounds), ("races", self._races), ("coverage", self._coverage),
@@ -123,9 +123,10 @@ class Prover:
                 return verdict
         return Verdict(PROVED)
 
-    def _unwrap(self, clock: Clock) -> None:
-        """Leave out what wraps of indices and conditions, where it is proved that nothing does."""
-        known: dict[tuple[Term, tuple[Term, ...]], bool] = {}
+    def _unwrapped(self, access: Access, clock: Clock) -> Access:
+        """An access without what wraps of indices and conditions, where nothing is proved to."""
+        if access in self._plain:
+            return self._plain[access]
 
         def plain(term: Term, path: tuple[Term, ...]) -> Term:
             made: dict[Term, Term] = {}
@@ -134,18 +135,19 @@ class Prover:
                 wrap = terms.replaced(each, made)
                 if wrap.op != "wrap" or not clock.left:
                     continue
-                if (wrap, path) not in known:
-                    known[wrap, path] = self._fits(wrap, path, clock)
-                if known[wrap, path]:
+                if (wrap, path) not in self._known:
+                    self._known[wrap, path] = self._fits(wrap, path, clock)
+                if self._known[wrap, path]:
                     made[each] = wrap.args[0]
             return terms.replaced(term, made)
 
-        for i, access in enumerate(self.accesses):
-            path: tuple[Term, ...] = ()
-            for condition in access.path:
-                path = (*path, plain(condition, path))
-            self.accesses[i] = access._replace(element=plain(access.element, path), path=path)
-            self.written[self.accesses[i]] = access
+        path: tuple[Term, ...] = ()
+        for condition in access.path:
+            path = (*path, plain(condition, path))
+        found = access._replace(element=plain(access.element, path), path=path)
+        if clock.left:
+            self._plain[access] = found
+        return found
 
     def _fits(self, wrap: Term, path: tuple[Term, ...], clock: Clock) -> bool:
         """Whether nothing wraps where these conditions hold."""
@@ -197,12 +199,13 @@ class Prover:
             length = self.call.lengths[access.array.name]
         answer: Any = False
         conditions: list[Term] = []
-        # Without what may wrap first; as it is written, sums times sizes are of one piece.
-        for version in (access, self.written.get(access, access)):
+        # As it is written, sums times sizes are of one piece, which is often easier.
+        for quick in (True, False):
+            version = access if quick else self._unwrapped(access, clock)
             end = terms.add(version.element, terms.const(version.width))
             wrong = terms.or_(terms.lt(version.element, terms.const(0)), terms.lt(length, end))
             conditions = [*self.call.thread_facts, *version.path, wrong]
-            answer = self._cannot(conditions, clock, quick=version is access)
+            answer = self._cannot(conditions, clock, quick=quick)
             if answer is False:
                 return None
         name = access.array.name
@@ -283,8 +286,8 @@ class Prover:
                 answer = self._cannot(conditions, clock, quick=True)
                 if answer is False:
                     continue
-                # As it is written, sums times sizes are of one piece, which may be easier.
-                conditions = other.meeting(self.written[a], self.written[b])
+                c, d = self._unwrapped(a, clock), self._unwrapped(b, clock)
+                conditions = other.meeting(c, d)
                 answer = self._cannot(conditions, clock)
                 if answer is not False:
                     return self._race(a, b, answer, conditions, clock)
@@ -325,8 +328,9 @@ class Prover:
                 text = f"no write of {output.name} is sure to happen"
                 line = writes[0].line if writes else None
                 return Verdict(NOT_SUPPORTED, line, text)
-            written = [self.written.get(a, a) for a in sure]
-            if not any(self._covered(output.name, w, clock) for w in (written, sure)):
+            if not self._covered(output.name, sure, clock) and not self._covered(
+                output.name, [self._unwrapped(a, clock) for a in sure], clock
+            ):
                 text = f"which thread writes an element of {output.name} is not found"
                 return self._open(sure[0].line, sure[0].where, text, clock)
         return Verdict(PROVED)
