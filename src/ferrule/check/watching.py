@@ -279,7 +279,9 @@ class _Reader:
             for other in events
             if other.array not in (-1, event.array)
             and KIND_OF[KINDS[other.kind]] == KIND_OF[KINDS[event.kind]]
-            and places_of(other, self._kernel).first == places.first
+            and (place := places_of(other, self._kernel).first) is not None
+            and places.first is not None
+            and place[:2] == places.first[:2]
         }
         return f" The same line does so with {', '.join(names)}." if names else ""
 
