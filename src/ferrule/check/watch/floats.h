@@ -67,6 +67,9 @@ void on_trap(int number, siginfo_t* info, void* context) {
   }
 #endif
   if (info->si_code <= 0 && w.open && w.stop) {  // of `fr_watch_stop`, to a loop without accesses
+#if defined(__x86_64__)
+    w.last = uintptr_t(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]) + 1;
+#endif
     if (fr_watch_current != NOBODY) give_up(w.last);
     return;
   }
