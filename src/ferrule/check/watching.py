@@ -388,7 +388,7 @@ def places_of(event: Event, kernel: Instrumented) -> Places:
     if event.file:
         where = event.file.decode().rpartition(".")[2]
         chain.insert(0, Place(where, event.line, event.column))
-    return _places(chain or lines.places(event.pc))
+    return _places(chain or lines.places(event.pc) or lines.places(event.other_pc))
 
 
 def other_places_of(event: Event, kernel: Instrumented) -> Places:

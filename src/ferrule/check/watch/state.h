@@ -185,7 +185,7 @@ void leave() {
 }
 
 void give_up(uintptr_t pc) {
-  if (w.hangs) add(GAVE_UP, -1, pc);
+  if (w.hangs) add(GAVE_UP, -1, pc, w.last);  // in the author's text, or in what that called
   leave();
 }
 
