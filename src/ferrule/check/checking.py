@@ -10,6 +10,7 @@ from ..devices import protocol as devices
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
+from .stopping import Stops
 from .watched import Options
 from .watching import Findings, Watch
 
@@ -25,6 +26,7 @@ def checking(
     reverse: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
+    stop_at: Iterable[str] = (),
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
 
@@ -44,13 +46,16 @@ def checking(
         reverse: threads and simdgroups run in the opposite order.
         time_limit: seconds after which a launch is ended; None: never.
         baseline: a file of known findings, which are left out at the end.
+        stop_at: lines at which a thread is shown to stderr, once in each kernel, with its variables
+            and arrays, as ``"[KERNEL:][header:]LINE[:THREAD][@N]"``; at a terminal it waits there.
 
     Returns:
         A list of `Finding`, filled as kernels run; with ``notes``, remarks such as how many
-        threadgroups were sampled, and ``launches``, how many were checked.
+        threadgroups were sampled, ``launches``, how many were checked, and ``stops``.
 
     Raises:
-        KernelError: there is no such kind, or the baseline cannot be read.
+        KernelError: there is no such kind, the baseline cannot be read, or ``stop_at`` has what is
+            no line.
     """
     wanted = selection(kinds, ignore, kernels)
     known = None if baseline is None else known_findings.read(baseline)
@@ -63,12 +68,16 @@ def checking(
         sample=sample,
         seconds=time_limit,
     )
-    watch, before = Watch(options, wanted), devices.watcher
+    asked = list(stop_at)
+    stops = Stops(asked) if asked else None
+    watch, before = Watch(options, wanted, stops), devices.watcher
     with fastcall.bypassed():
         devices.watcher = watch
         try:
             yield watch.findings
         finally:
             devices.watcher = before
+            for remark in stops.unreached() if stops is not None else ():
+                watch.findings.note(remark)
             if known is not None:
                 watch.findings[:] = known_findings.split(watch.findings, known)[0]

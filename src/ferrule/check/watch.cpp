@@ -927,3 +927,5 @@ HOOK void __ubsan_handle_type_mismatch_v1(const aligned_check* c, uintptr_t addr
   }
   leave();  // the processor may refuse the access, and the stack is no place for it
 }
+
+#include "stops.h"

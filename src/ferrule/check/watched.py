@@ -6,9 +6,9 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -168,6 +168,7 @@ def run(
     outputs: Sequence[Facts],
     launch: Launch,
     options: Options,
+    opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None = None,
 ) -> Result:
     """Run a launch, watched.
 
@@ -177,6 +178,8 @@ def run(
         inputs, outputs: arrays on the CPU; the outputs are written.
         launch: the sizes.
         options: what to look for.
+        opened: is given the library, the table of arrays and what they are, before threads run;
+            then the launch is only looked at, and the outputs stay as they were.
 
     Raises:
         DeviceError: there is no memory for it.
@@ -187,13 +190,7 @@ def run(
         filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
-        table = (_Array * _MOST_ARRAYS)()
-        for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
-            entry.bytes, entry.item = array.bytes, array.item
-            entry.output, entry.written = is_output, has_values
-            entry.name = array.name.encode()[: _TEXT - 1]
-            if array.dtype is not None:
-                entry.floats = _FLOATS.get(array.dtype.name, 0)
+        table = _table(arrays)
         block = _Block(spec, inputs, outputs, launch, groups)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
@@ -214,9 +211,11 @@ def run(
             )
             for i, (address, size) in copies.items():
                 ctypes.memmove(table[i].address, address, size)
+            if opened is not None:
+                opened(watch, table, [array for array, *_ in arrays])
             status = _start(watch, block, units, options.seconds)
             result = _result(watch, table, arrays, len(units), math.prod(groups), status)
-            for i, fact in enumerate(outputs, len(inputs)):
+            for i, fact in enumerate(outputs, len(inputs)) if opened is None else ():
                 ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
         finally:
             watch.fr_watch_close()
@@ -252,6 +251,18 @@ def _arrays(
                 (Watched(f"{name}_{part}", (rank,), None, item, rank * item), False, True)
             )
     return arrays, copies
+
+
+def _table(arrays: Sequence[tuple[Watched, bool, bool]]) -> ctypes.Array[_Array]:
+    """What watch.cpp is told of the arrays."""
+    table = (_Array * _MOST_ARRAYS)()
+    for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
+        entry.bytes, entry.item = array.bytes, array.item
+        entry.output, entry.written = is_output, has_values
+        entry.name = array.name.encode()[: _TEXT - 1]
+        if array.dtype is not None:
+            entry.floats = _FLOATS.get(array.dtype.name, 0)
+    return table
 
 
 def _not_finite(facts: Sequence[Facts]) -> tuple[bool, bool]:
