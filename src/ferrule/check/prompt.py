@@ -77,7 +77,9 @@ def _of_variable(one: Shown, indices: Sequence[int], others: Mapping[str, Shown]
         first = one.array.number(one.address, one.size)
         return _of_array(one.array, [first + indices[0], *indices[1:]])
     if one.kind == "p" and indices and (into := others.get(one.place.partition(" + ")[0])):
-        return _of_variable(into, [(one.address - into.address) // one.size + indices[0]], {})
+        row = (into.lanes,) if into.lanes > 1 else ()
+        flat = into._replace(value=into.value.reshape((-1, *row)))
+        return _of_variable(flat, [(one.address - into.address) // one.size + indices[0]], {})
     if one.value is None:
         return one.place or one.problem
     value: Any = one.value

@@ -123,8 +123,12 @@ def _shaped(rows: np.ndarray[Any, Any], dims: Sequence[int], lanes: int) -> Any:
 
 def read(record: Record, arrays: Sequence[Array]) -> list[Shown]:
     """All that a thread shows."""
-    found = [_read(entry, arrays) for entry in record.shown[: record.count]]
-    return [one._replace(place=_private(one, found)) if not one.place else one for one in found]
+    found: dict[tuple[str, bool], Shown] = {}
+    for entry in record.shown[: record.count]:
+        one = _read(entry, arrays)
+        found.setdefault((one.name, one.kind in "vp"), one)  # of conditions that both hold
+    shown = list(found.values())
+    return [one._replace(place=_private(one, shown)) if not one.place else one for one in shown]
 
 
 def _read(entry: Entry, arrays: Sequence[Array]) -> Shown:

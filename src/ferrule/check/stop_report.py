@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..kernel import Kernel
 from .results import shown_path
 from .shown import Array, Shown, near, told
 from .texts import line_of, place_in_python
 
-if TYPE_CHECKING:
-    from .stopping import Stop
-
 _VERBS = {"r": "reads", "w": "writes", "m": "changes"}
+
+
+@dataclass
+class Stop:
+    """A thread at a line of a kernel.
+
+    Attributes:
+        kernel: the kernel's name.
+        where, line: ``"source"`` or ``"header"``, and the line there.
+        thread: the thread's position in the grid.
+        local, threadgroup: its position in the threadgroup, and of that in the grid.
+        lane: its number in the simdgroup.
+        variables: those in scope, by name: NumPy's scalars and arrays (lanes are a dim, the last);
+            of a pointer a text such as ``"x + 12"``; None of what cannot be shown.
+        elements: those that the line reads or writes, as it names them: the values before it.
+        text: all of it, for people.
+    """
+
+    kernel: str
+    where: str
+    line: int
+    thread: tuple[int, int, int]
+    local: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    lane: int
+    variables: dict[str, Any] = field(default_factory=dict)
+    elements: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
 
 
 def report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CompileError, DialectError
@@ -16,7 +16,7 @@ from .instrument import Instrumented, instrumented
 from .messages import position
 from .prompt import END, GO_ON, Prompt
 from .shown import Array, Record, Shown, read
-from .stop_report import report
+from .stop_report import Stop, report
 from .watched import Options, Watched
 
 _ANY = 0xFFFFFFFF
@@ -30,34 +30,6 @@ class _Wanted(ctypes.Structure):
         ("group", ctypes.c_uint64),
         ("left", ctypes.c_uint64),
     )
-
-
-@dataclass
-class Stop:
-    """A thread at a line of a kernel.
-
-    Attributes:
-        kernel: the kernel's name.
-        where, line: ``"source"`` or ``"header"``, and the line there.
-        thread: the thread's position in the grid.
-        local, threadgroup: its position in the threadgroup, and of that in the grid.
-        lane: its number in the simdgroup.
-        variables: those in scope, by name: NumPy's scalars and arrays (lanes are a dim, the last);
-            of a pointer a text such as ``"x + 12"``; None of what cannot be shown.
-        elements: those that the line reads or writes, as it names them: the values before it.
-        text: all of it, for people.
-    """
-
-    kernel: str
-    where: str
-    line: int
-    thread: tuple[int, int, int]
-    local: tuple[int, int, int]
-    threadgroup: tuple[int, int, int]
-    lane: int
-    variables: dict[str, Any] = field(default_factory=dict)
-    elements: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
 
 
 @dataclass

@@ -19,7 +19,8 @@ from .instrument import Instrumented, instrumented
 from .lines import Place
 from .messages import position, shown, words
 from .select import Selection, unsuppressed
-from .stopping import Stop, Stops
+from .stop_report import Stop
+from .stopping import Stops
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.

@@ -53,7 +53,7 @@ class Element(NamedTuple):
 def elements(tree: Tree, statement: Node) -> tuple[list[Element], list[str]]:
     """The elements of a statement; and those that are left out, each with the reason."""
     own = _names(tree, statement)
-    found: dict[str, Element] = {}
+    found: dict[tuple[str, tuple[str, ...]], Element] = {}
     left_out: dict[str, None] = {}
     for node, guards in _parts(tree, statement, ()):
         text = " ".join(tree.text(node).split())
@@ -61,11 +61,13 @@ def elements(tree: Tree, statement: Node) -> tuple[list[Element], list[str]]:
         reason = next(filter(None, (_impure(tree, n, own) for n in (node, *guards_of(guards)))), "")
         if reason:
             left_out.setdefault(f"{text}: {reason}")
-        elif text in found and found[text].kind != _kind(node):
-            found[text] = found[text]._replace(kind="m")
-        elif len(found) < _MOST:
-            told = tuple(f"!({tree.text(n)})" if no else tree.text(n) for n, no in guards)
-            found[text] = Element(text, _kind(node), base, indices, told)
+            continue
+        told = tuple(f"!({tree.text(n)})" if no else tree.text(n) for n, no in guards)
+        known = found.get((text, told))
+        if known is not None and known.kind != _kind(node):
+            found[text, told] = known._replace(kind="m")
+        elif known is None and (text, ()) not in found and len(found) < _MOST:
+            found[text, told] = Element(text, _kind(node), base, indices, told)
     return list(found.values()), list(left_out)
 
 
