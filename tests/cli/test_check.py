@@ -203,9 +203,14 @@ def test_arguments_are_the_programs(place: Place) -> None:
 def test_options_reach_the_checks(place: Place) -> None:
     script = "import stand_in\nprint(stand_in.asked)\n"
     done = place.check(script=script)
-    assert done.stdout == "[{'kinds': None, 'kernels': None, 'sample': None}]\n"
-    done = place.check("--kind", "nan", "--kernel", "a*", "--sample", "64", script=script)
-    assert done.stdout == "[{'kinds': frozenset({'nan'}), 'kernels': ('a*',), 'sample': 64}]\n"
+    assert done.stdout == "[{'kinds': None, 'kernels': None, 'sample': None, 'stop_at': ()}]\n"
+    stops = ("--break", "7", "--break", "soft*:header:3:5@2")
+    checked = ("--kind", "nan", "--kernel", "a*", "--sample", "64")
+    done = place.check(*checked, *stops, script=script)
+    assert done.stdout == (
+        "[{'kinds': frozenset({'nan'}), 'kernels': ('a*',), 'sample': 64, "
+        "'stop_at': ('7', 'soft*:header:3:5@2')}]\n"
+    )
 
 
 def test_selection(place: Place) -> None:

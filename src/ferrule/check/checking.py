@@ -15,6 +15,7 @@ from ..hosts import protocol as hosts
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
+from .stopping import Stops
 from .watched import Options
 from .watching import Findings, Watch
 
@@ -30,6 +31,7 @@ def checking(
     stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
+    stop_at: Iterable[str] = (),
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
 
@@ -54,13 +56,16 @@ def checking(
             which no thread comes to its end for 20 seconds, or half of that time, hangs: that is a
             finding, and it is ended.
         baseline: a file of known findings, which are left out at the end.
+        stop_at: lines at which a thread is shown to stderr, once in each kernel, with its variables
+            and arrays, as ``"[KERNEL:][header:]LINE[:THREAD][@N]"``; at a terminal it waits there.
 
     Returns:
         A list of `Finding`, filled as kernels run; with ``notes``, remarks such as how many
-        threadgroups were sampled, and ``launches``, how many were checked.
+        threadgroups were sampled, ``launches``, how many were checked, and ``stops``.
 
     Raises:
-        KernelError: there is no such kind, a number is out of range, the baseline cannot be read.
+        KernelError: there is no such kind, a number is out of range, the baseline cannot be read,
+            or ``stop_at`` has what is no line.
     """
     wanted = selection(kinds, ignore, kernels)
     known = None if baseline is None else known_findings.read(baseline)
@@ -79,9 +84,13 @@ def checking(
         sample=sample,
         seconds=time_limit,
     )
-    watch = Watch(options, wanted)
+    asked = list(stop_at)
+    stops = Stops(asked) if asked else None
+    watch = Watch(options, wanted, stops)
     with fastcall.bypassed(), hosts.uncompiled(), _installed(watch):
         yield watch.findings
+    for remark in stops.unreached() if stops is not None else ():
+        watch.findings.note(remark)
     if known is not None:
         watch.findings[:] = known_findings.split(watch.findings, known)[0]
 

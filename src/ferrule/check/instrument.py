@@ -73,8 +73,12 @@ def _part(text: str, name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def instrumented(spec: Spec) -> Instrumented:
+def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
     """A kernel, loaded for checking; from the disk cache where it is there.
+
+    Args:
+        spec: the kernel and what it is compiled for.
+        stops: its text asks where to stop (`source.stops`).
 
     Raises:
         CompileError: the compiler refused the text; quotes the author's lines.
@@ -90,6 +94,7 @@ def instrumented(spec: Spec) -> Instrumented:
         for flag in device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
         if flag.startswith(("-ffp-contract", "-D__FAST_MATH__"))
     ]
+    flags += ["-DFR_STOPS=1"] if stops else []
     flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
     base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
     key = cache.digest("checked", *base, *flags, _runtime_digest(), text)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -189,6 +189,7 @@ def run(
     outputs: Sequence[Facts],
     launch: Launch,
     options: Options,
+    opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None = None,
 ) -> Result:
     """Run a launch, watched.
 
@@ -198,6 +199,8 @@ def run(
         inputs, outputs: arrays on the CPU; the outputs are written.
         launch: the sizes.
         options: what to look for.
+        opened: is given the library, the table of arrays and what they are, before threads run;
+            then the launch is only looked at, and the outputs stay as they were.
 
     Raises:
         DeviceError: there is no memory for it.
@@ -208,13 +211,7 @@ def run(
         filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
-        table = (_Array * _MOST_ARRAYS)()
-        for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
-            entry.bytes, entry.item = array.bytes, array.item
-            entry.output, entry.written = is_output, has_values
-            entry.name = array.name.encode()[: _TEXT - 1]
-            if array.dtype is not None:
-                entry.floats = _FLOATS.get(array.dtype.name, 0)
+        table = _table(arrays)
         block = _Block(spec, inputs, outputs, launch, groups)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
@@ -235,9 +232,11 @@ def run(
             )
             for i, (address, size) in copies.items():
                 ctypes.memmove(table[i].address, address, size)
+            if opened is not None:
+                opened(watch, table, [array for array, *_ in arrays])
             status = _start(watch, block, units, options.seconds, launch.of(spec.kernel))
             result = _result(watch, table, arrays, len(units), math.prod(groups), status)
-            for i, fact in enumerate(outputs, len(inputs)):
+            for i, fact in enumerate(outputs, len(inputs)) if opened is None else ():
                 ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
         finally:
             watch.fr_watch_close()
@@ -272,6 +271,18 @@ def _arrays(
             table = Watched(f"{name}_{part}", (rank,), None, item, rank * item)
             arrays.append((table, False, True))
     return arrays, copies
+
+
+def _table(arrays: Sequence[tuple[Watched, bool, bool]]) -> ctypes.Array[_Array]:
+    """What the library is told of the arrays."""
+    table = (_Array * _MOST_ARRAYS)()
+    for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
+        entry.bytes, entry.item = array.bytes, array.item
+        entry.output, entry.written = is_output, has_values
+        entry.name = array.name.encode()[: _TEXT - 1]
+        if array.dtype is not None:
+            entry.floats = _FLOATS.get(array.dtype.name, 0)
+    return table
 
 
 _WRITTEN_INFINITY = re.compile(
@@ -409,4 +420,4 @@ def _result(
     for entry in table[len(known) : used.value]:
         name = entry.name.decode()
         known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
-    return Result(copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_stopped()))
+    return Result(copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_ended_early()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import threading
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from .instrument import Instrumented, instrumented
 from .lines import Place
 from .messages import KIND_OF, position, shown, words
 from .select import Selection, unsuppressed
+from .stop_report import Stop
+from .stopping import Stops
 from .stress import bytes_of, differences
 from .watched import KINDS, Event, Options, Result
 
@@ -41,10 +44,12 @@ class Findings(list[Finding]):
     Attributes:
         notes: remarks, such as ``"sampled 64 of 10000 threadgroups"``.
         launches: how many launches were checked.
+        stops: threads at the lines of ``stop_at``.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.stops: list[Stop] = []
         self.notes: list[str] = []
         self.launches = 0
         self._places: dict[_Key, int] = {}
@@ -77,8 +82,11 @@ class Watch:
         options: what is looked for.
     """
 
-    def __init__(self, options: Options, wanted: Selection) -> None:
+    def __init__(self, options: Options, wanted: Selection, stops: Stops | None = None) -> None:
         self.findings = Findings()
+        self._stops = stops
+        if stops is not None:
+            self.findings.stops = stops.seen
         self.options = options
         self._wanted = wanted
 
@@ -92,6 +100,8 @@ class Watch:
         if 0 in launch.grid:
             return True
         kernel = instrumented(spec)
+        if self._stops is not None:
+            self._stops.look(spec, inputs, outputs, launch, self.options)
         before = bytes_of(outputs) if self.options.stress else []
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
         reader = _Reader(spec, kernel, inputs, outputs, launch, result)
@@ -148,6 +158,9 @@ class Watch:
             ]
             try:
                 self.launch(spec, facts[: len(inputs)], facts[len(inputs) :], launch)
+            except SystemExit:  # of a stop: C called, and cannot raise
+                _thread.interrupt_main()
+                return _FAULT
             except Exception as error:
                 self.findings.note(f"{launch.of(spec.kernel)} could not be checked: {error}")
                 return _FAULT

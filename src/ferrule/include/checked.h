@@ -28,6 +28,10 @@ FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name,
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
+#if defined(FR_STOPS)
+FR_WATCH bool fr_watch_waits;      // the thread that ran waits at a line (stops.h)
+FR_WATCH void fr_watch_stopped();  // shows what it has
+#endif
 FR_WATCH void fr_watch_leave();  // defined by fiber.h: ends the thread that runs
 
 #else

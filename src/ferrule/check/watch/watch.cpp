@@ -40,7 +40,7 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
   return 1;
 }
 
-API int fr_watch_stopped() { return int(w.stop); }
+API int fr_watch_ended_early() { return int(w.stop); }
 
 // Threads that have ended, by themselves or not.
 API uint64_t fr_watch_progress() { return w.progress; }
@@ -246,3 +246,4 @@ API void fr_check_assert(bool holds, const char* condition, int line, const char
   for (unsigned i = 0; i < count && i < 2; ++i) e->value[i] = values[i].bits, e->operand_kind[i] = uint32_t(values[i].kind);
 }
 
+#include "stops.h"
