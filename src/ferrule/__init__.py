@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from . import mlx as mlx
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
+    from .check.fuzz import fuzz as fuzz
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -113,6 +114,7 @@ _LAZY = {
     "set_compiler": "tools.toolchain",
     "checking": "check.checking",
     "Finding": "check.findings",
+    "fuzz": "check.fuzz",
 }
 
 __all__ = [
@@ -160,6 +162,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "fuzz",
     "get_threads",
     "import_function",
     "install_mlx",
