@@ -17,7 +17,7 @@ from ..rules.argument import Argument, Broadcast, Star, is_countable
 from ..rules.expression import Expression
 from ..rules.grammar import parse
 from .recipes import LAYOUTS, Call, Fill, Number, Recipe
-from .sizes import Shape, Sizes, largest, likely
+from .sizes import MOST_ELEMENTS, Shape, Sizes, largest, likely
 
 # Of a dtype variable that the rule does not limit.
 USUAL = ("float32", "float16", "bfloat16")
@@ -26,7 +26,8 @@ _MOST_COUNT = 100_000  # integers of a range that are counted through
 _LIKELY = 8  # of so many sizes, one is not likely
 _DRAWN = 8  # numbers that a strategy is asked for
 # Large and small numbers that can be squared.
-_EDGES = {"float16": (100.0, 0.01), "float8_e4m3fn": (16.0, 0.125), "float8_e5m2": (16.0, 0.125)}
+# Of a call with one of these dtypes, which they must not leave; narrower ones are looked for first.
+_EDGES = {"float8_e4m3fn": (16.0, 0.125), "float8_e5m2": (16.0, 0.125), "float16": (100.0, 0.01)}
 _USUAL_EDGES = (1e4, 1e-6)
 _FLOAT_NUMBERS = (1.0, 0.5, 2.0, 1e-5, 0.0, -1.5)
 _POWERS = (1.0, 0.25, 0.5, 2.0, 4.0)  # of float8_e8m0fnu, which has nothing else
@@ -35,7 +36,11 @@ Draw = Callable[[Any], Any]
 
 
 class Draws:
-    """What calls of an op are drawn from."""
+    """What calls of an op are drawn from.
+
+    Attributes:
+        kinds: for each dtype variable the dtypes that are drawn.
+    """
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Draws:
         kinds: Mapping[str, Sequence[str]],
         nonfinite: bool,
         threadgroups: Sequence[int],
+        most: int = MOST_ELEMENTS,
     ) -> None:
         """Check what the user says of the inputs.
 
@@ -54,6 +60,7 @@ class Draws:
             kinds: for dtype variables by name, the dtypes that are drawn.
             nonfinite: also draw infinities and NaN.
             threadgroups: also launch with these.
+            most: elements of an array.
 
         Raises:
             KernelError: there is no such input or dtype.
@@ -79,8 +86,10 @@ class Draws:
                     f"{', '.join(dtypes.BY_NAME)} for one of the op's dtype variables "
                     f"({', '.join(variables) or 'it has none'})."
                 )
-        self._kinds = {v: tuple(kinds.get(v) or rule.choices.get(v, USUAL)) for v in variables}
+        self.kinds = {v: tuple(kinds.get(v) or rule.choices.get(v, USUAL)) for v in variables}
         self._most = largest(rule)
+        self._elements = most
+        self._narrow: list[str] = []  # the dtypes of the call that is drawn
         self._likely = likely(self._most, declared_threads(op))
 
     def strategy(self) -> Any:
@@ -94,7 +103,7 @@ class Draws:
 
     def _call(self, draw: Draw) -> Call:
         rule = self._rule
-        kinds = {name: draw(st.sampled_from(chosen)) for name, chosen in self._kinds.items()}
+        kinds = {name: draw(st.sampled_from(chosen)) for name, chosen in self.kinds.items()}
         present = [draw(st.booleans()) if a.optional else True for a in rule.inputs]
         for variable, default in rule.defaults.items():
             pairs = zip(rule.inputs, present, strict=True)
@@ -104,9 +113,10 @@ class Draws:
         stars = self._stars(draw)
         numbers = {a.name: self._number(draw, a) for a in rule.inputs if is_countable(a)}
         fixed = [name for name in numbers if name in self._inputs]
-        sizes = Sizes(rule, present, dims, stars, kinds, numbers, fixed)
+        sizes = Sizes(rule, present, dims, stars, kinds, numbers, fixed, self._elements)
         shapes = sizes.fit()
         assume(shapes is not None)
+        self._narrow = [kinds.get(a.dtype, a.dtype) for a in (*rule.inputs, *rule.declared)]
         drawn: list[Recipe | Number | None] = []
         for argument, there, shape in zip(rule.inputs, present, shapes or (), strict=True):
             if not there:
@@ -202,7 +212,7 @@ class Draws:
             wide = Fill("integers", seed, low * 128, 127 if low else 255)
             few = Fill("integers", seed, low * 9, 9)
             return _one_of(draw, Fill("counting"), few, wide)
-        big, tiny = _EDGES.get(dtype.name, _USUAL_EDGES)
+        big, tiny = next((_EDGES[kind] for kind in _EDGES if kind in self._narrow), _USUAL_EDGES)
         edges: tuple[float, ...] = (0.0, -0.0, 1.0, -1.0, big, -big, tiny, -tiny)
         fills = [Fill("counting"), Fill("normal", seed), Fill("choice", seed, choices=edges)]
         if self._nonfinite:

@@ -169,27 +169,9 @@ class _Search:
             KernelError, ToolchainError: what is not the op's own fault.
         """
         import hypothesis
-        from hypothesis import HealthCheck, Phase, Verbosity
 
-        settings = hypothesis.settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            phases=(Phase.generate, Phase.shrink),
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.quiet,
-            print_blob=False,
-        )
-
-        def test(call: Call) -> None:
-            self._one(call)
-
-        search = settings(hypothesis.given(call=calls)(test))
-        if seed is not None:
-            search = hypothesis.seed(seed)(search)
         try:
-            search()
+            draw(calls, self._one, examples, seed)
         except _Failed:
             pass
         except hypothesis.errors.Unsatisfiable:
@@ -223,6 +205,38 @@ class _Search:
         if failure is not None:
             self.smallest = failure
             _fail()
+
+
+def draw(calls: Any, take: Callable[[Call], None], examples: int, seed: int | None) -> None:
+    """Draw calls, and give them to a function; where that raises, smaller ones, too.
+
+    Args:
+        calls: the strategy.
+        take: the function.
+        examples: how many are drawn.
+        seed: the same draws the same; None: others each time.
+    """
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, Verbosity
+
+    settings = hypothesis.settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        print_blob=False,
+    )
+
+    def test(call: Call) -> None:
+        take(call)
+
+    search = settings(hypothesis.given(call=calls)(test))
+    if seed is not None:
+        search = hypothesis.seed(seed)(search)
+    search()
 
 
 def _fail() -> NoReturn:

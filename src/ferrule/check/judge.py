@@ -105,6 +105,10 @@ class Way:
     run: Callable[[Sequence[Any]], Any]
 
 
+class OtherFailed(KernelError):
+    """What an op is compared with raised something."""
+
+
 class Refused(Exception):
     """The op refuses a call that its rule allows; says why."""
 
@@ -150,7 +154,7 @@ class Judge:
 
         Raises:
             Refused: the op refuses it.
-            KernelError: another way raises something, which is its cause.
+            OtherFailed: another way raises something, which is its cause.
             ToolchainError: there is no compiler.
         """
         findings, notes, result = [], [], None
@@ -215,7 +219,7 @@ class Judge:
             raise
         except Exception as error:
             shown = "; ".join(call.lines())
-            raise KernelError(
+            raise OtherFailed(
                 f"[fuzz] {way.label} raised {type(error).__name__}: {error}, for {shown}. It must "
                 "take all that the rule allows; say what inputs are like with `inputs`, or limit "
                 "the rule with `where`."
@@ -240,7 +244,7 @@ class Judge:
     def _compared(self, way: Way, call: Call, actual: Result, other: Result) -> Mismatch | None:
         names = self._names(call)
         if len(other) != len(actual):
-            raise KernelError(
+            raise OtherFailed(
                 f"[fuzz] {way.label} gave {len(other)} outputs, expected {len(actual)}: "
                 f"{', '.join(names)}."
             )

@@ -88,7 +88,7 @@ class Recipe:
         if self.layout == "offset":
             return np.asarray(base[1:])
         if self.layout == "transposed":
-            return base.T
+            return np.asarray(base.T)
         if self.layout == "broadcast":
             return np.broadcast_to(base, self.shape)
         if self.layout in ("step", "reversed"):

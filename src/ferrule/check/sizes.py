@@ -64,6 +64,7 @@ class Sizes:
         kinds: Mapping[str, str],
         numbers: dict[str, int],
         fixed: Iterable[str] = (),
+        most: int = MOST_ELEMENTS,
     ) -> None:
         """Take what was drawn.
 
@@ -73,10 +74,11 @@ class Sizes:
             dims, stars, numbers: as above.
             kinds: the dtype of each dtype variable.
             fixed: numbers that must not be changed.
+            most: elements of an array.
         """
         self.dims, self.stars, self.numbers = dims, stars, numbers
         self._rule, self._present, self._kinds = rule, present, kinds
-        self._fixed = frozenset(fixed)
+        self._fixed, self._most = frozenset(fixed), most
         bound = {name for a in self._there() for name in self._names(a.dims or ())}
         for name in set(dims) - bound:
             dims[name] = 0  # as a call has it whose arrays with this dim are not there
@@ -143,7 +145,7 @@ class Sizes:
             outputs = self._rule.results("fuzz", bound)
         except FerruleError:
             return None
-        large = any(math.prod(shape) > 4 * MOST_ELEMENTS for shape, _ in outputs)
+        large = any(math.prod(shape) > 4 * self._most for shape, _ in outputs)
         return None if large else shapes
 
     def _limit(self) -> None:
@@ -151,7 +153,7 @@ class Sizes:
         while True:
             binding = self._binding()
             shapes = (binding.shapes[a.name] or () for a in self._there())
-            if max(map(math.prod, shapes), default=0) <= MOST_ELEMENTS:
+            if max(map(math.prod, shapes), default=0) <= self._most:
                 return
             name = max(self.dims, key=lambda name: self.dims[name], default="")
             star = max(self.stars, key=lambda name: max(self.stars[name], default=0), default="")
@@ -192,7 +194,7 @@ class Sizes:
         """Sizes to try, those close to what was drawn first."""
         most = largest(self._rule)
         multiples = (n * k for n in _literals(self._rule) for k in range(1, 9))
-        tried = {*likely(most, ()), *(n for n in multiples if n <= MOST_ELEMENTS)}
+        tried = {*likely(most, ()), *(n for n in multiples if n <= self._most)}
         tried |= {n for n in range(size - 8, size + 9) if n >= 0}
         return sorted(tried, key=lambda n: (abs(n - size), n))
 

@@ -1,5 +1,5 @@
 """The command line: ``ferrule bench``, ``build``, ``cache``, ``check``, ``demo``, ``doctor``,
-``fuzz``, ``inspect`` and ``run``.
+``fuzz``, ``gate``, ``inspect`` and ``run``.
 
 Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
 a kernel was wrong, and a message says what.
@@ -39,6 +39,7 @@ class _Commands(click.Group):
             "demo",
             "doctor",
             "fuzz",
+            "gate",
             "inspect",
             "run",
         ]
@@ -58,6 +59,8 @@ class _Commands(click.Group):
             from .doctor import command
         elif cmd_name == "fuzz":
             from .fuzz import command
+        elif cmd_name == "gate":
+            from .gate import command
         elif cmd_name == "inspect":
             from .inspect import command
         elif cmd_name == "run":
