@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from test_readme import blocks
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 GOOD = """
 import ferrule
 
@@ -130,3 +134,29 @@ def test_op_by_name(gate: Gate) -> None:
 def test_errors(gate: Gate) -> None:
     code, verdict, _ = gate.run(GOOD, "--reference", "none.py")
     assert (code, verdict["message"]) == (2, "the file 'none.py' does not exist.")
+
+
+def test_loop_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of docs/check.md gives a writer the verdict until a kernel passes."""
+    (text,) = (
+        block.text
+        for block in blocks((DOCS / "check.md").read_text("utf-8"))
+        if block.language == "python" and "ferrule gate candidate.py" in block.text
+    )
+    Gate(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    feedbacks = []
+
+    def written(task: str, feedback: str) -> str:
+        feedbacks.append(feedback)
+        return GOOD if feedback else GOOD.replace("x[i] * 2", "x[i + 1] * 2")
+
+    program = text.replace('"ferrule gate', f'"{sys.executable} -m ferrule gate')
+    path = tmp_path / "loop.py"
+    path.write_text(program)
+    names = runpy.run_path(str(path), {"written": written})
+    assert names["kernel"]("double it") == GOOD
+    assert feedbacks[0] == "" and len(feedbacks) == 2
+    assert "line 1: uint i = thread_position_in_grid.x; y[i] = x[i + 1] * 2;" in feedbacks[1]
+    assert "def test_double():" in feedbacks[1]

@@ -51,7 +51,8 @@ def gate(
         reference: what gives the right outputs: a function of NumPy's arrays, or an op.
         examples, seconds: of calls that are drawn, as in `fuzz`.
         name: what the report calls the op.
-        tell: is given the report before each stage: what is known should the process end there.
+        tell: is given the report before each stage, which it has as ``stage``: what is known should
+            the process end there.
         options: more arguments of `fuzz`.
 
     Returns:
@@ -77,7 +78,7 @@ def gate(
         _end(report, FAIL, str(error))
     except Exception as error:  # a Python function of the op's
         _end(report, FAIL, f"{type(error).__name__}: {error}")
-    report["stage"] = ""
+    del report["stage"]
     return report
 
 

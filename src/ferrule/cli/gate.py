@@ -111,7 +111,11 @@ def _supervised(path: Path, limit: float) -> Report:
     known: Report | None = None
     if path.exists():
         known = json.loads(path.read_text())
-    if known is not None and status == _ENDED and not any(r["stage"] for r in known["ops"]):
+    if (
+        known is not None
+        and status == _ENDED
+        and not any("stage" in report for report in known["ops"])
+    ):
         return known
     how = f"did not end in {limit:g} s" if status is None else _how(status)
     return _cut_short(known, how, status is None)
@@ -128,12 +132,12 @@ def _cut_short(known: Report | None, how: str, timed_out: bool) -> Report:
     if known is None:
         return whole([], FAIL, f"the candidate {how}, while it was loaded")
     report = known["ops"][-1]
-    stage = report["stage"]
+    stage = report.pop("stage")
     if stage == "prove" and timed_out:  # which is no fault of the op's
-        report["stage"], report[stage] = "", {"status": ABSENT, "message": how}
+        report[stage] = {"status": ABSENT, "message": how}
         return whole(known["ops"])
     message = f"op {report['name']!r} {how}, in the stage {stage!r}"
-    report |= {"verdict": FAIL, "message": message, "stage": ""}
+    report |= {"verdict": FAIL, "message": message}
     report[stage]["status"] = FAIL
     return whole(known["ops"])
 
