@@ -114,7 +114,7 @@ def verdict(status: str, line: int | None = None, message: str = "") -> types.Si
 def test_proofs(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     races = verdict(status, 4, "why")
 
-    def prove(op: ferrule.Op) -> Any:
+    def prove(op: ferrule.Op, most: int) -> Any:
         proved = verdict("proved")
         return types.SimpleNamespace(
             bounds=proved, coverage=proved, races=races, proved=status == "proved"
@@ -134,7 +134,7 @@ def test_proofs(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
 
 
 def test_without_a_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prove(op: ferrule.Op) -> Any:
+    def prove(op: ferrule.Op, most: int) -> Any:
         raise ferrule.FerruleError("z3-solver is not installed")
 
     prover(monkeypatch, prove)

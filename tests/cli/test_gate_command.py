@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ferrule.cli import gate as command
 from test_readme import blocks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -117,6 +118,25 @@ def test_kernel_that_hangs(gate: Gate) -> None:
 def test_threads_that_do_not_end(gate: Gate) -> None:
     code, _, _ = gate.run(f"{GOOD}\nimport threading\nthreading.Thread(target=input).start()")
     assert code == 0
+
+
+def test_proof_that_does_not_end() -> None:
+    """That is no fault of the candidate's; in another stage it is."""
+
+    def known(stage: str) -> dict[str, Any]:
+        report: dict[str, Any] = {"name": "double", "verdict": "pass", "message": ""}
+        return {"ops": [{**report, "stage": stage, stage: {"status": "skipped"}}]}
+
+    verdict = command._cut_short(known("prove"), "did not end in 3 s", True)
+    assert verdict["verdict"] == "pass"
+    assert verdict["ops"][0]["prove"] == {
+        "status": "not available", "message": "did not end in 3 s"
+    }  # fmt: skip
+    verdict = command._cut_short(known("measure"), "did not end in 3 s", True)
+    assert (verdict["verdict"], verdict["message"]) == (
+        "fail", "op 'double' did not end in 3 s, in the stage 'measure'"
+    )  # fmt: skip
+    assert verdict["ops"][0]["measure"] == {"status": "fail"}
 
 
 def test_op_by_name(gate: Gate) -> None:
