@@ -174,6 +174,33 @@ def test_written_in_place(tmp_path: Path) -> None:
     assert inputs["by"] == 3 and inputs["x"].shape == (1,)
 
 
+def test_outputs_that_are_there_in_some_calls(tmp_path: Path) -> None:
+    op = ferrule.op(
+        "some", "x[N]:T, w[N]:T? -> y[N]:T, d[N]:T if w",
+        metal="""
+            uint i = thread_position_in_grid.x;
+            y[i] = x[i];
+            if (has_w && has_d) { y[i] = x[i] * w[i]; d[i] = w[i]; }
+        """,
+        grid="N", threadgroup=64,
+    )  # fmt: skip
+    right = fuzzed(op, lambda x, w: (x, None) if w is None else (x * w, w), examples=20)
+    assert right.failure is None
+    result = fuzzed(op, lambda x, w: (x, None) if w is None else (x * w, w + w))
+    assert failing(result, "mismatch", tmp_path)["w"].shape == (1,)
+    assert result.failure.mismatch.output == "d"
+    assert "[1]" in result.test
+
+
+def test_complex_numbers(tmp_path: Path) -> None:
+    op = ferrule.op(
+        "squares", "x[N]:complex64 -> y[N]:complex64",
+        metal="uint i = thread_position_in_grid.x; y[i] = x[i] * x[i];", grid="N", threadgroup=64,
+    )  # fmt: skip
+    assert fuzzed(op, lambda x: x * x, examples=20).failure is None
+    assert failing(fuzzed(op, np.conj), "mismatch", tmp_path)["x"].shape == (1,)
+
+
 # -- what is right ---------------------------------------------------------------------------------
 
 
@@ -346,7 +373,7 @@ def test_seed_draws_the_same() -> None:
 
 
 def test_time_limit() -> None:
-    """What was found before is kept, and is no more made smaller."""
+    """No call is begun after that."""
     assert fuzzed(ops.not_ragged, seconds=1e-9).examples == 0
 
 
