@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "ops.door": "ops ops.nvfp4",
     "compat": "nouns hosts hosts.torch torch",
     "check": "nouns tools rules source source.accesses source.cuda devices devices.cpu hosts "
-    "kernels operators numpy elftools click z3",
+    "kernels operators numpy elftools click hypothesis z3",
     "door": "check nouns tools devices devices.cpu devices.cuda hosts kernels operators "
     "hosts.torch hosts.mlx",
     "cli": "check nouns tools rules devices operators door numpy torch matplotlib PIL click rich "

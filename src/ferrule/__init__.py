@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
     from .devices.cpu.debug import set_debug as set_debug
+    from .check.fuzz import fuzz as fuzz
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -117,6 +118,7 @@ _LAZY = {
     "checking": "check.checking",
     "Finding": "check.findings",
     "set_debug": "devices.cpu.debug",
+    "fuzz": "check.fuzz",
 }
 
 __all__ = [
@@ -164,6 +166,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "fuzz",
     "get_threads",
     "import_function",
     "install_mlx",
