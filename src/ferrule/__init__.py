@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from . import mlx as mlx
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
-    from .devices.cpu.debug import set_debug as set_debug
     from .check.fuzz import fuzz as fuzz
+    from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function

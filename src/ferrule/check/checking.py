@@ -28,6 +28,7 @@ def checking(
     kernels: Iterable[str] | None = None,
     sample: int | None = None,
     same_values: bool = False,
+    reverse: bool = False,
     stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
@@ -49,6 +50,7 @@ def checking(
         sample: at most so many threadgroups of a launch run, the first and the last among them;
             then nothing is said of elements that were not written. None: all.
         same_values: also report races of stores that store equal values.
+        reverse: threads and simdgroups run in the opposite order.
         stress: run each launch again with its threads in the opposite order, and with other
             threadgroups; where results differ, that is told as ``"lanes"``. Kernels that are
             written for one size of threadgroups fail it.
@@ -80,6 +82,7 @@ def checking(
         uninitialised="uninitialised" in wanted.kinds,
         floats="nan" in wanted.kinds,
         same_values=same_values,
+        reversed=reverse,
         stress=stress,
         sample=sample,
         seconds=time_limit,

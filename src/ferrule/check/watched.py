@@ -427,4 +427,6 @@ def _result(
     for entry in table[len(known) : used.value]:
         name = entry.name.decode()
         known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
-    return Result(copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_ended_early()))
+    return Result(
+        copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_ended_early())
+    )
