@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
     from .check.fuzz import fuzz as fuzz
+    from .check.prove import prove as prove
     from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
@@ -119,6 +120,7 @@ _LAZY = {
     "Finding": "check.findings",
     "set_debug": "devices.cpu.debug",
     "fuzz": "check.fuzz",
+    "prove": "check.prove",
 }
 
 __all__ = [
@@ -182,6 +184,7 @@ __all__ = [
     "op",
     "package",
     "printing",
+    "prove",
     "run_function",
     "save",
     "set_compiler",

@@ -65,6 +65,7 @@ class _Command(AsPython):
 @click.option(
     "--pytest", "tests", is_flag=True, help="Run pytest; all that follows is given to it."
 )
+@click.option("--prove", is_flag=True, help="PROGRAM is an op, as FILE:OP: prove what holds of it.")
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND", help="Check this kind; may be repeated."
 )
@@ -125,6 +126,7 @@ class _Command(AsPython):
 def command(
     module: bool,
     tests: bool,
+    prove: bool,
     program: str | None,
     arguments: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -144,10 +146,16 @@ def command(
     stderr.
 
     Exit codes: 0, nothing was found; 1, there are findings; 2, the command line is wrong, the
-    program failed, or its time was over.
+    program failed, or its time was over. Of a proof: 0, all is proved; 1, a call refutes it; 2,
+    something is not supported.
     """
     if program is None and not tests:
         raise click.UsageError("Missing argument 'PROGRAM', or --pytest.")
+    if prove and program is not None:
+        from .check_prove import run_proof
+
+        run_proof(program)
+        return
     if outputs["json_file"] == outputs["sarif_file"] == "-":
         raise click.UsageError("--json and --sarif cannot both write to stdout.")
     if stop_at and tests:
