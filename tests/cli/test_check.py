@@ -123,6 +123,8 @@ def test_threads_are_waited_for(place: Place) -> None:
         (("--json", "-", "--sarif", "-", "x.py"), "cannot both write to stdout"),
         (("--sample", "0", "x.py"), "0 is not in the range x>=1"),
         (("--time-limit", "0", "x.py"), "0.0 is not in the range x>0"),
+        (("--break", "a:b", "x.py"), "got 'a:b', expected [KERNEL:][header:]LINE[:THREAD][@N]"),
+        (("--break", "3", "--pytest"), "--break is for a program, not for --pytest."),
     ],
 )
 def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], said: str) -> None:
@@ -175,6 +177,33 @@ def test_a_kernel_of_mlx(place: Place) -> None:
     place.write(MLX)
     done = place.python("-m", "ferrule", "check", "--install-mlx", "script.py")
     assert done.returncode == 1 and SHIFT.match(done.stderr), done.stderr
+
+
+STOP = re.compile(
+    r"""stop: kernel 'shift', line 3, thread \(40, 0, 0\)
+  --> script.py:7
+    1 \|
+    2 \|     uint i = thread_position_in_grid.x;
+    3 >     y\[i\] = x\[i \+ 1\];
+""" + r".*\n    i  uint  40\n.*\n    x\[i \+ 1\]  reads   x\[41\] = 1\n.*\n\nerror\[bounds\]", re.DOTALL,
+)  # fmt: skip
+
+
+def test_a_thread_at_a_line(place: Place) -> None:
+    place.write(f"{NUMPY}print('its own')")
+    done = place.python("-m", "ferrule", "check", "--break", "shift:3:40", "script.py")
+    assert (done.returncode, done.stdout) == (1, "its own\n")
+    assert STOP.match(done.stderr), done.stderr
+    done = place.python("-m", "ferrule", "check", "--break", "other:3", "script.py")
+    assert "note: stop at 'other:3': no thread came there.\n" in done.stderr
+
+
+def test_a_thread_of_mlx_at_a_line(place: Place) -> None:
+    pytest.importorskip("mlx.core")
+    place.write(MLX)
+    options = ("--install-mlx", "--break", "3:40")
+    done = place.python("-m", "ferrule", "check", *options, "script.py")
+    assert done.returncode == 1 and STOP.match(done.stderr), done.stderr
 
 
 def test_a_kernel_of_a_test(place: Place) -> None:
