@@ -312,6 +312,23 @@ def test_no_such_line_and_no_such_thread() -> None:
     ]
 
 
+def test_a_text_that_cannot_stop_runs_as_ever() -> None:
+    body = """\
+uint i = thread_position_in_grid.x;
+constexpr auto more = [](int a) {
+  return a + 1;
+};
+static_assert(more(2) == 3, "at compile time");
+out[i] = more(2);"""
+    out, found = run(body, "3")
+    assert not found.stops and not found
+    assert found.notes == [
+        "kernel 'stops' does not compile with stops in its text, so nothing stops.",
+        "stop at '3': no thread came there.",
+    ]
+    np.testing.assert_array_equal(out, [3] * 8)
+
+
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4))
 
 

@@ -185,7 +185,13 @@ STOP = re.compile(
     1 \|
     2 \|     uint i = thread_position_in_grid.x;
     3 >     y\[i\] = x\[i \+ 1\];
-""" + r".*\n    i  uint  40\n.*\n    x\[i \+ 1\]  reads   x\[41\] = 1\n.*\n\nerror\[bounds\]", re.DOTALL,
+.*
+    i  uint  40
+.*
+    x\[i \+ 1\]  reads   x\[41\] = 1
+.*
+
+error\[bounds\]""", re.DOTALL,
 )  # fmt: skip
 
 
