@@ -186,6 +186,16 @@ def test_a_line_has_one_finding_that_names_all_arrays() -> None:
     )
 
 
+def test_each_output_that_is_not_written_is_told() -> None:
+    pair = ferrule.metal_kernel("pair", ["x"], ["a", "b"], "a[0] = x[0]; b[1] = x[1];")
+    shapes: dict[str, Any] = {"output_shapes": [(4,), (4,)], "output_dtypes": ["float32"] * 2}
+    for _ in range(2):
+        found = pair.check(
+            inputs=[np.ones(2, np.float32)], grid=(1, 1, 1), threadgroup=(1, 1, 1), **shapes
+        )
+        assert told(found) == [("unwritten", None)] * 2
+
+
 def test_a_barrier_that_orders_something_else_is_named() -> None:
     (finding,) = kernel(
         "threadgroup float t[32];\nuint i = thread_position_in_threadgroup.x;\nt[i] = x[i];\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -35,7 +36,8 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 _FAULT = 4  # FR_E_FAULT
-_Key = tuple[Kernel, str, str, int | None]
+_Key = tuple[Kernel, str, str, int | str]
+_NAMED = re.compile(r"'(\w+)'")
 
 
 class Findings(list[Finding]):
@@ -59,7 +61,9 @@ class Findings(list[Finding]):
         """Add findings; one whose line has a finding of its kind already is counted there."""
         with self._lock:
             for finding in findings:
-                key = kernel, finding.kind, finding.where, finding.line
+                named = _NAMED.search(finding.message)  # an output, where no line is to blame
+                place = finding.line or (named[1] if named else "")
+                key = kernel, finding.kind, finding.where, place
                 if key in self._places:
                     known = self[self._places[key]]
                     self[self._places[key]] = replace(known, count=known.count + finding.count)
