@@ -32,6 +32,7 @@ KIND_OF = {
     "GAVE_UP": "divergence",
     "ASSERTION": "arithmetic",
     "CRASH": "bounds",
+    "UNSET": "uninitialised",
 }
 
 
@@ -209,6 +210,13 @@ def _crash(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     )
 
 
+def _unset(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    return (
+        f"reads local variable {event.text.decode()!r}, which nothing has set on the way here.",
+        "Initialise it where it is declared.",
+    )
+
+
 def _lane(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     lane, lanes = event.value[0], event.value[1]
     there = f"lane {lane}" if lane < lanes else f"lane {lane}, and there are {lanes} lanes"
@@ -324,4 +332,5 @@ _WORDS = {
     "GAVE_UP": _gave_up,
     "ASSERTION": _assertion,
     "CRASH": _crash,
+    "UNSET": _unset,
 }

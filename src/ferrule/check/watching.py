@@ -106,6 +106,8 @@ class Watch:
         kernel = instrumented(spec)
         if self._stops is not None:
             self._stops.look(spec, inputs, outputs, launch, self.options)
+        for remark in kernel.notes:
+            self.findings.note(remark)
         before = bytes_of(outputs) if self.options.stress else []
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
         reader = _Reader(spec, kernel, inputs, outputs, launch, result)

@@ -27,12 +27,20 @@ FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name,
                                unsigned long item, unsigned long align, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
+FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 #if defined(FR_STOPS)
 FR_WATCH bool fr_watch_waits;      // the thread that ran waits at a line (stops.h)
 FR_WATCH void fr_watch_stopped();  // shows what it has
 #endif
 FR_WATCH void fr_watch_leave();  // defined by fiber.h: ends the thread that runs
+
+namespace fr {
+// A local variable is read; `set` says whether it has a value (source/unset.py).
+inline __attribute__((always_inline)) void used(bool set, const char* name) {
+  if (!set) fr_watch_unset(name);
+}
+}  // namespace fr
 
 #else
 #define FR_QUIET

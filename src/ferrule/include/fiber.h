@@ -523,6 +523,8 @@ namespace detail {
 // What the elements of an array are made of.
 template <class T> struct scalar_of { using type = T; };
 template <class T, size_t N> struct scalar_of<T[N]> : scalar_of<T> {};
+template <class T, size_t N> struct scalar_of<const T[N]> : scalar_of<T> {};
+template <class T, size_t N> struct scalar_of<volatile T[N]> : scalar_of<T> {};
 template <class T, int N> struct scalar_of<vec<T, N>> : scalar_of<T> {};
 template <class T> struct scalar_of<atomic<T>> : scalar_of<T> {};
 template <class T> struct scalar_of<const T> : scalar_of<T> {};

@@ -37,6 +37,7 @@ enum watch_kind : uint32_t {
   GAVE_UP,           // a thread that did not end
   ASSERTION,         // text: the condition; value: size operands
   CRASH,             // a fault: a stack that overflowed, or is overwritten
+  UNSET,             // text: a local variable that is read, and has no value
   NO_ROOM,           // more arrays than can be watched
 };
 

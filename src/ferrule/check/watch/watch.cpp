@@ -218,6 +218,11 @@ HOOK void fr_watch_shift(unsigned bits, long count) {
   if (watch_event* e = add(SHIFT, -1, CALLER)) e->value[0] = bits, e->value[1] = uint64_t(count);
 }
 
+HOOK void fr_watch_unset(const char* name) {
+  if (fr_watch_current == NOBODY) return;
+  if (watch_event* e = add(UNSET, -1, CALLER)) copy_text(e->text, name);
+}
+
 HOOK void fr_watch_half(float value) {
   if (fr_watch_current == NOBODY) return;
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
