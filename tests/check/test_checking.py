@@ -152,8 +152,10 @@ def test_threadgroups_are_sampled() -> None:
 def test_what_hangs_is_found(loop: str) -> None:
     with ferrule.checking(time_limit=1, ignore=["uninitialised"]) as findings:
         kernel(f"uint i = thread_position_in_grid.x;\n{loop}")(**call(32, init_value=0))
-    assert told(findings) == [("divergence", 2)]
-    assert "does not end" in findings[0].message
+    (finding,) = findings
+    # A loop without accesses may have no line of its own in the machine code.
+    assert finding.kind == "divergence" and finding.line in (2, None)
+    assert "does not end" in finding.message
 
 
 def test_results_that_depend_on_threadgroups() -> None:
@@ -282,11 +284,12 @@ def test_many_arrays() -> None:
     many = ferrule.metal_kernel(
         "many", names, ["y"], "y[0] = " + " + ".join(f"{n}[0]" for n in names) + ";"
     )
-    findings = many.check(
-        inputs=[np.ones(1, np.float32)] * 40,
-        grid=(1, 1, 1),
-        threadgroup=(1, 1, 1),
-        output_shapes=[(1,)],
-        output_dtypes=["float32"],
-    )
+    with pytest.warns(ferrule.PortabilityWarning):
+        findings = many.check(
+            inputs=[np.ones(1, np.float32)] * 40,
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=["float32"],
+        )
     assert not findings

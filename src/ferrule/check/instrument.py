@@ -97,7 +97,8 @@ def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
         ToolchainError: there is no compiler, or it crashed or hung.
     """
     prepared = cpp.prepare(spec)
-    device().warn(spec.kernel, portability.notes(prepared))
+    if not stops:  # of which the author's text has been told already
+        device().warn(spec.kernel, portability.notes(prepared))
     text = fibers.text(prepared, checked=True)
     compiler = toolchain.find_compiler()
     flags = [*_FLAGS, *toolchain.native_flags(compiler), f"-I{INCLUDE}"]

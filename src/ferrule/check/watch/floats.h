@@ -3,6 +3,7 @@
 #pragma once
 #include "state.h"
 
+#include <sched.h>
 #include <ucontext.h>
 
 namespace {
@@ -79,6 +80,16 @@ void on_trap(int number, siginfo_t* info, void* context) {
   if (w.fpe_before.sa_flags & SA_SIGINFO) w.fpe_before.sa_sigaction(number, info, context);
   else if (w.fpe_before.sa_handler != SIG_DFL && w.fpe_before.sa_handler != SIG_IGN) w.fpe_before.sa_handler(number);
   else signal(number, SIG_DFL);
+}
+
+// The signal is somebody else's again, once none of ours can come any more.
+void end_watch() {
+  __atomic_store_n(&w.running, 0, __ATOMIC_SEQ_CST);
+  do sched_yield();  // what was sent is delivered on the way back
+  while (__atomic_load_n(&w.poking, __ATOMIC_SEQ_CST));
+  sched_yield();
+  disarm();
+  sigaction(SIGFPE, &w.fpe_before, nullptr);
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ struct state {
   uint64_t ended;  // threads that could not go on
   uintptr_t last;  // where the last access was
   pthread_t thread;
-  volatile uint32_t running, hangs;
+  volatile uint32_t running, poking, hangs;
   volatile uint64_t progress;
   volatile uint32_t stop, attention;  // attention: `stop`, or `disarmed`
   unsigned events;

@@ -50,7 +50,9 @@ API uint64_t fr_watch_progress() { return w.progress; }
 API void fr_watch_stop(int hangs) {
   w.hangs = hangs;
   w.stop = w.attention = 1;
-  if (w.running) pthread_kill(w.thread, SIGFPE);
+  __atomic_store_n(&w.poking, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&w.running, __ATOMIC_SEQ_CST)) pthread_kill(w.thread, SIGFPE);
+  __atomic_store_n(&w.poking, 0, __ATOMIC_SEQ_CST);
 }
 
 API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, void* worker) {
@@ -64,19 +66,15 @@ API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, voi
   w.thread = pthread_self();
   w.running = 1;
   for (uint64_t u = begin; u < end && !w.stop; ++u) l->entry(l->launch, l->units[u], l->units[u] + 1, worker);
-  w.running = 0;
   fr_watch_current = NOBODY;
-  disarm();
-  sigaction(SIGFPE, &w.fpe_before, nullptr);
+  end_watch();
 }
 
 // How many events there are, and how many threads could not go on; what was not written is told
 // with the arrays. Their memory stays until the next `fr_watch_open` or `fr_watch_close`.
 API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsigned* arrays, int failed) {
   if (failed && w.running) {  // it was given up in the middle of a thread
-    w.running = 0;
-    disarm();
-    sigaction(SIGFPE, &w.fpe_before, nullptr);
+    end_watch();
     add(CRASH, -1, w.last);
     ++w.ended;
   }
