@@ -12,6 +12,7 @@ from ..devices import protocol as devices
 from ..devices.protocol import Native
 from ..errors import KernelError
 from ..hosts import protocol as hosts
+from ..kernel import Kernel
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
@@ -114,6 +115,11 @@ class _Watches:
         """Run a launch, watched: as `Watch.launch`."""
         watch = self._here()
         return watch is not None and watch.launch(*call)
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether a kernel in CUDA is run on the CPU: as `Watch.runs`."""
+        watch = self._here()
+        return watch is not None and watch.runs(kernel)
 
     def native(self, *call: Any) -> Native | None:
         """What lets C run it: as `Watch.native`."""

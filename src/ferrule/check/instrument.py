@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..devices.diagnostics import compile_error
 from ..devices.digests import INCLUDE, header_digest
 from ..errors import CompilerFailed
 from ..source import cpp, fibers
+from ..source.cuda import on_cpu
 from ..spec import Spec
 from ..tools import loader, toolchain
 from .lines import Lines, Place, place_of
@@ -29,6 +31,7 @@ _FLAGS = (
     "-fsanitize-recover=all",
 )  # fmt: skip
 _GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
+_EXACT = "-ffp-contract=off"
 _RUNTIME_FLAGS = (
     "-O2",
     "-fno-omit-frame-pointer",
@@ -81,32 +84,45 @@ def instrumented(spec: Spec) -> Instrumented:
         DialectError: the text uses something that ferrule refuses.
         ToolchainError: there is no compiler, or it crashed or hung.
     """
-    prepared = cpp.prepare(spec)
-    text = fibers.text(prepared, checked=True)
     compiler = toolchain.find_compiler()
-    flags = [*_FLAGS, *toolchain.native_flags(compiler), f"-I{INCLUDE}"]
-    flags += [
-        flag
-        for flag in device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
-        if flag.startswith(("-ffp-contract", "-D__FAST_MATH__"))
-    ]
+    scalars: Sequence[str] = ()
+    if spec.kernel.language == "cuda":
+        on_cpu.refuse(spec)
+        # Quoted includes alone: <math.h> is the C library's.
+        text, flags = on_cpu.text(spec, checked=True), ["-iquote", str(INCLUDE), _EXACT]
+    else:
+        prepared = cpp.prepare(spec)
+        text, scalars = fibers.text(prepared, checked=True), prepared.scalars
+        all_flags = device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
+        own = [f for f in all_flags if f.startswith(("-ffp-contract", "-D__FAST_MATH__"))]
+        flags = [f"-I{INCLUDE}", *own]
+    try:
+        payload, log = _built(compiler, text, flags)
+    except CompilerFailed as failed:
+        name = f"{compiler.kind} {compiler.version}"
+        raise compile_error(spec.kernel, failed.log, name, scalars) from None
+    return Instrumented(spec, payload, log, text)
+
+
+def _built(compiler: toolchain.Compiler, text: str, own: Sequence[str]) -> tuple[bytes, str]:
+    """The library of a text, and what the compiler said; from the cache if it is there.
+
+    Raises:
+        CompilerFailed: the compiler refused the text.
+    """
+    flags = [*_FLAGS, *toolchain.native_flags(compiler), *own]
     flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
     base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
     key = cache.digest("checked", *base, *flags, _runtime_digest(), text)
 
     def make() -> bytes:
-        try:
-            kernel, log = compiler.object(text, flags=flags)
-        except CompilerFailed as failed:
-            name = f"{compiler.kind} {compiler.version}"
-            raise compile_error(spec.kernel, failed.log, name, prepared.scalars) from None
+        kernel, log = compiler.object(text, flags=flags)
         library = compiler.link([kernel, _runtime(compiler)])
         words = log.encode()
         return b"%d\n%b%b" % (len(words), words, library)
 
     length, _, rest = cache.default().get_or_make(key, make).partition(b"\n")
-    log, payload = rest[: int(length)], rest[int(length) :]
-    return Instrumented(spec, payload, log.decode(errors="replace"), text)
+    return rest[int(length) :], rest[: int(length)].decode(errors="replace")
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,8 @@ _MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 256, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
-    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM",
+    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM", "NOT_NAMED", "ABSENT",
+    "TRAP",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
@@ -328,7 +329,8 @@ class _Block:
         self.address, self.size = self._words.ctypes.data, self._words.nbytes
         tables = [9, 9 + m, 9 + m + n, 9 + m + 2 * n]
         self._words[:4] = [self.address + 8 * table for table in tables]
-        sizes = np.array([*launch.grid, *launch.threadgroup, *groups, 1], np.uint32)
+        shared = spec.kernel.shared_memory if spec.kernel.language == "cuda" else 1
+        sizes = np.array([*launch.grid, *launch.threadgroup, *groups, shared], np.uint32)
         self._words[4:9] = sizes.view(np.uint64)
         ranks = self._words[tables[3] :].view(np.int32)
         ranks[:n] = [len(fact.shape) for fact in inputs]

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.protocol import Native
 from ..kernel import Kernel
+from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from . import texts, watched
 from .findings import KINDS as KINDS_OF_FINDINGS
@@ -89,8 +91,12 @@ class Watch:
         name = spec.kernel.name
         if not any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS):
             return False
+        in_cuda = spec.kernel.language == "cuda"
+        if in_cuda and not self._is_known(spec):
+            return False
         if 0 in launch.grid:
             return True
+        launch = whole_blocks(launch) if in_cuda else launch
         kernel = instrumented(spec)
         before = bytes_of(outputs) if self.options.stress else []
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
@@ -123,6 +129,20 @@ class Watch:
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
         return True
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether launches of a kernel in CUDA are run here, on the CPU."""
+        wanted = any(self._wanted.takes(kernel.name, kind) for kind in KINDS_OF_FINDINGS)
+        return wanted and self._is_known(Spec(kernel, (), (), ()))
+
+    def _is_known(self, spec: Spec) -> bool:
+        """Whether all of a text in CUDA is known on the CPU; else a note says what is not."""
+        found = on_cpu.unsupported(spec)
+        for line, what, where in found[:1]:
+            of = "" if where == "source" else f" of the {where}"
+            name = spec.kernel.name
+            self.findings.note(f"not checked: kernel {name!r}, line {line}{of}: {what}.")
+        return not found
 
     def native(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
@@ -251,7 +271,7 @@ class _Reader:
         )
 
     def _of_event(self, event: Event, events: Sequence[Event]) -> Finding:
-        told = words(event, self._result, self._launch)
+        told = words(event, self._result, self._launch, self._spec.kernel.language)
         more: dict[str, Any] = {}
         if event.thread < event.threads:
             more["thread"], more["threadgroup"] = position(event.thread, event.group, self._launch)
@@ -322,8 +342,8 @@ class _Reader:
 
     def _coverage(self, found: Sequence[Finding]) -> list[Finding]:
         """What a declared grid has too few or too many threads for."""
-        if not self._launch.declared:
-            return []
+        if not self._launch.declared or self._spec.kernel.language == "cuda":
+            return []  # CUDA's blocks are whole
         x, y, z = self._launch.grid
         threads, largest = x * y * z, max((fact.size for fact in self._outputs), default=0)
         outside = next((finding for finding in found if finding.kind == "bounds"), None)
@@ -432,6 +452,8 @@ def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
     for event in result.events:
         if KINDS[event.kind] == "RACE":
             places = places_of(event, kernel).first, other_places_of(event, kernel).first
+            if _compared(event, places, kernel):
+                continue
             raced |= {(event.array, place) for place in places}
             pair = event.array, frozenset(places)
             if pair in races:
@@ -444,6 +466,19 @@ def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
         if KINDS[event.kind] != "UNINITIALISED"
         or (event.array, places_of(event, kernel).first) not in raced
     ]
+
+
+def _compared(
+    event: Event, places: tuple[Place | None, Place | None], kernel: Instrumented
+) -> bool:
+    """Whether a race is of an element that one thread reads and another changes by atomicCAS: what
+    is read is compared there, as NVIDIA's guide has it."""
+    writes = event.value[0]
+    writer = places[0] if writes == 1 else places[1] if writes == 2 else None
+    if writer is None:
+        return False
+    lines = kernel.texts[writer.where == "header"].split(b"\n")
+    return writer.line <= len(lines) and b"atomicCAS" in lines[writer.line - 1]
 
 
 def _overlap(a: Facts, b: Facts) -> bool:

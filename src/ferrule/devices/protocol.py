@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .. import cache
 from ..errors import DeviceError, KernelTypeError
+from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec
 from ..unit import Product, Run, Step, UnitSpec
 
@@ -218,7 +219,7 @@ class NvidiaDevice(Device, Protocol):
 
 
 class Watcher(Protocol):
-    """What runs launches on the CPU in place of their programs, while kernels are checked."""
+    """What runs launches in place of their programs, while kernels are checked."""
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
@@ -232,9 +233,18 @@ class Watcher(Protocol):
         """What lets C run it, with arrays where C says then; None as `launch` gives False."""
         ...
 
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether launches of a kernel in CUDA are run on the CPU."""
+        ...
+
 
 # Who watches; `ferrule.check` sets it.
 watcher: Watcher | None = None
+
+
+def runs_cuda(kernel: Kernel) -> bool:
+    """Whether a kernel in CUDA is run on the CPU now: while it is checked."""
+    return watcher is not None and watcher.runs(kernel)
 
 # What gives `ferrule.checking`, once there is one.
 checks: list[Callable[[], Callable[..., AbstractContextManager[list[Any]]]]] = []

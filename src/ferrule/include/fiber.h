@@ -109,11 +109,7 @@ struct fibers {
   fiber all[MAX_FIBERS];
 };
 
-#if defined(FR_CHECKED)
-static fibers* fr_fibers;  // a checked launch runs on one thread, and knows where its memory is
-#else
-static thread_local fibers* fr_fibers;
-#endif
+static FR_PER_THREAD fibers* fr_fibers;
 
 FR_QUIET FR_FN fiber& self() { return *fr_fibers->current; }
 
@@ -520,6 +516,8 @@ namespace detail {
 // What the elements of an array are made of.
 template <class T> struct scalar_of { using type = T; };
 template <class T, size_t N> struct scalar_of<T[N]> : scalar_of<T> {};
+template <class T, size_t N> struct scalar_of<const T[N]> : scalar_of<T> {};
+template <class T, size_t N> struct scalar_of<volatile T[N]> : scalar_of<T> {};
 template <class T, int N> struct scalar_of<vec<T, N>> : scalar_of<T> {};
 template <class T> struct scalar_of<atomic<T>> : scalar_of<T> {};
 template <class T> struct scalar_of<const T> : scalar_of<T> {};

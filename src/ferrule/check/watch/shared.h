@@ -38,6 +38,9 @@ enum watch_kind : uint32_t {
   ASSERTION,         // text: the condition; value: size operands
   CRASH,             // a fault: a stack that overflowed, or is overwritten
   NO_ROOM,           // more arrays than can be watched
+  NOT_NAMED,         // in CUDA: a lane is not in the mask that it gives
+  ABSENT,            // other_thread is in it, and does not come
+  TRAP,              // a thread ends the launch
 };
 
 struct watch_event {

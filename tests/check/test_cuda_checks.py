@@ -1,0 +1,137 @@
+"""CUDA bodies are checked on the CPU: each planted bug is found at its line, and nothing else is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuda_on_cpu
+import ferrule
+from cuda_catalogue import BUGS, Bug
+from ferrule.check.findings import Finding
+from ferrule.errors import DeviceError
+
+sys.path.append(str(Path(__file__).parents[1] / "source"))
+from cuda_bodies import BODIES, Body
+
+# What is found in bodies that are tested for what a GPU does, whatever that is good for.
+TRUE = {"a short warp": ["lanes"], "products of words": ["arithmetic"]}
+
+
+def called(bug: Bug, library: str = "numpy") -> tuple[Any, dict[str, Any]]:
+    """A kernel, and a call of it."""
+    names = ["a", "b"][: len(bug.inputs)]
+    kernel = ferrule.cuda_kernel(
+        "k", names, ["out"], bug.source, header=bug.header, shared_memory=bug.shared
+    )
+    inputs: list[Any] = [x.copy() for x in bug.inputs]
+    dtype: Any = bug.dtype
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        inputs, dtype = [torch.from_numpy(x) for x in inputs], torch.float32
+    elif library == "mlx":
+        mx = pytest.importorskip("mlx.core")
+        inputs, dtype = [mx.array(x) for x in inputs], mx.float32
+    return kernel, {
+        "inputs": inputs, "output_shapes": [(bug.size,)], "output_dtypes": [dtype],
+        "grid": bug.grid, "threadgroup": bug.threadgroup, "init_value": bug.init,
+    }  # fmt: skip
+
+
+def shown(findings: list[Finding]) -> str:
+    return "\n".join(f"{f.kind} {f.where}:{f.line} ({f.other_line}): {f.message}" for f in findings)
+
+
+def assert_found(bug: Bug, findings: list[Finding]) -> None:
+    places = {(f.where, f.line) for f in findings if f.kind == bug.kind}
+    if bug.anywhere:
+        assert places, shown(findings)
+    else:
+        assert places and places <= bug.lines(), shown(findings)
+    assert {f.kind for f in findings} <= {bug.kind, *bug.also}, shown(findings)
+    for finding in findings:
+        said = f"{finding.message} {finding.hint}"
+        assert "threadgroup" not in said and "simdgroup" not in said, said
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bug_is_found_at_its_line(name: str) -> None:
+    kernel, call = called(BUGS[name])
+    with ferrule.checking() as findings:
+        kernel(**call)
+    assert_found(BUGS[name], findings)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_nothing_is_found_in_what_is_mended(name: str) -> None:
+    kernel, call = called(BUGS[name].mended())
+    with ferrule.checking() as findings:
+        (out,) = kernel(**call)
+    assert not findings, shown(findings)
+    (expected,) = cuda_on_cpu.launch(kernel, **call)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("library", ["torch", "mlx"])
+@pytest.mark.parametrize("name", ["a missing __syncthreads", "a missing __syncwarp"])
+def test_arrays_of_others(name: str, library: str) -> None:
+    for bug in (BUGS[name], BUGS[name].mended()):
+        kernel, call = called(bug, library)
+        with ferrule.checking() as findings:
+            (out,) = kernel(**call)
+        if bug is BUGS[name]:
+            assert_found(bug, findings)
+        else:
+            assert not findings, shown(findings)
+            np.testing.assert_array_equal(np.array(out), kernel_output(bug))
+        with pytest.raises(DeviceError, match="runs on NVIDIA GPUs alone"):
+            kernel(**call)
+
+
+def kernel_output(bug: Bug) -> np.ndarray[Any, Any]:
+    kernel, call = called(bug)
+    return cuda_on_cpu.launch(kernel, **call)[0]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_that_are_right(name: str) -> None:
+    body: Body = BODIES[name]
+    count = 2 if "more" in body.source else 1
+    names = ["a", "b", "c"][: len(body.inputs)]
+    kernel = ferrule.cuda_kernel(
+        "k", names, ["out", "more"][:count], body.source, header=body.header,
+        shared_memory=body.shared,
+    )  # fmt: skip
+    size = int(np.prod(body.grid))
+    call: dict[str, Any] = {
+        "inputs": body.inputs, "output_shapes": [(size,)] * count, "grid": body.grid,
+        "output_dtypes": [np.float32] * count, "threadgroup": body.threadgroup,
+        "template": body.template, "init_value": body.init,
+    }  # fmt: skip
+    with ferrule.checking(ignore=["unwritten"]) as findings:  # some have outputs to spare
+        outputs = kernel(**call)
+    assert [f.kind for f in findings] == TRUE.get(name, []), shown(findings)
+    want = body.want(*body.inputs)
+    for out, one in zip(outputs, want if isinstance(want, list) else [want], strict=True):
+        expected = np.asarray(one, np.float32)
+        if body.exact:
+            np.testing.assert_array_equal(out[: expected.size], expected)
+        else:
+            np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-3)
+
+
+def test_what_is_not_known_is_noted_and_refused() -> None:
+    source = "int i = threadIdx.x;\nout[i] = tex1D<float>(cudaTextureObject_t(), i);"
+    kernel = ferrule.cuda_kernel("textured", ["a"], ["out"], source)
+    call = called(BUGS["all threads write"])[1]
+    with ferrule.checking() as findings, pytest.raises(DeviceError, match="NVIDIA GPUs alone"):
+        kernel(**call)
+    assert findings.notes == [
+        "not checked: kernel 'textured', line 2: textures (tex1D)."
+    ] and not findings  # fmt: skip
+    with ferrule.checking(kernels=["other*"]), pytest.raises(DeviceError, match="GPUs alone"):
+        kernel(**call)
