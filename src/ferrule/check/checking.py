@@ -116,6 +116,12 @@ class _Watches:
         watch = self._here()
         return watch is not None and watch.launch(*call)
 
+    def note(self, text: str) -> None:
+        """Remark on what is not checked."""
+        watch = self._here()
+        if watch is not None:
+            watch.findings.note(text)
+
     def runs(self, kernel: Kernel) -> bool:
         """Whether a kernel in CUDA is run on the CPU: as `Watch.runs`."""
         watch = self._here()

@@ -233,6 +233,10 @@ class Watcher(Protocol):
         """What lets C run it, with arrays where C says then; None as `launch` gives False."""
         ...
 
+    def note(self, text: str) -> None:
+        """Remark on what is not watched."""
+        ...
+
     def runs(self, kernel: Kernel) -> bool:
         """Whether launches of a kernel in CUDA are run on the CPU."""
         ...
