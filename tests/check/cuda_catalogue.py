@@ -76,9 +76,9 @@ BUGS: dict[str, Bug] = {
         "bounds", I + "__shared__ float tile[48];\ntile[i] = a[i]; // BUG\n__syncthreads();\n"
         "out[i] = tile[i / 2];", ("tile[48]", "tile[64]")),
     "dynamic shared memory is too small": Bug(
-        "bounds", I + "extern __shared__ float tile[];\ntile[2 * i] = a[i]; // BUG\n"
-        "__syncthreads();\nout[i] = tile[2 * i];", ("tile[2 * i] = a", "if (i < 64) tile[2 * i] = a"),
-        shared=256),
+        "bounds", I + "extern __shared__ float tile[];\nconst int n = 65;\n"
+        "if (i == 0) tile[n - 1] = 0; // BUG\n__syncthreads();\nout[i] = i;",
+        ("n = 65", "n = 64"), shared=256),
     "dynamic shared memory of two types": Bug(
         "bounds", I + "extern __shared__ char raw[];\nfloat* f = (float*)raw;\n"
         "int* n = (int*)(raw + 256);\nf[i] = a[i];\nn[i + 1] = i; // BUG\n__syncthreads();\n"
@@ -91,8 +91,9 @@ BUGS: dict[str, Bug] = {
         "bounds", I + "out[i] = at(a, i); // BUG", ("p[i + 64]", "p[i]"),
         header="__device__ float at(const float* p, int i) {\n  return p[i + 64];\n}\n"),
     "inline PTX": Bug(
-        "bounds", I + 'float v;\nasm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(a + i + 9));'
-        " // BUG\nout[i] = v;", ("a + i + 9", "a + i")),
+        "bounds", I + 'float v;\n'
+        'asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(a + i + 9)); // BUG\n'
+        "out[i] = v;", ("a + i + 9", "a + i")),
     "a copy in the background": Bug(
         "bounds", I + "__shared__ __align__(16) float tile[64];\n"
         "unsigned to = __cvta_generic_to_shared(tile + 4 * i);\nif (i < 17)\n"
@@ -100,7 +101,8 @@ BUGS: dict[str, Bug] = {
         ' // BUG\nasm volatile("cp.async.wait_all;");\n__syncthreads();\nout[i] = tile[i];',
         ("i < 17", "i < 16")),
     "memcpy": Bug(
-        "bounds", I + "float v[3];\nmemcpy(v, a + i, sizeof v); // BUG\nout[i] = v[0] + v[1] + v[2];",
+        "bounds", I + "float v[3];\nmemcpy(v, a + i, sizeof v); // BUG\n"
+        "out[i] = v[0] + v[1] + v[2];",
         ("a + i,", "a + min(i, 61),")),
     "atomicAdd": Bug(
         "bounds", I + "atomicAdd(&out[i / 8 + 1], 1.0f); // BUG", ("i / 8 + 1", "i / 8"),
@@ -141,8 +143,10 @@ BUGS: dict[str, Bug] = {
         + MISSING + "\nout[i] = n; // BUG", (MISSING, "__syncthreads();")),
     "a lock without fences": Bug(
         "race", I + "__shared__ int lock;\n__shared__ float sum;\nif (i == 0) lock = sum = 0;\n"
-        "__syncthreads();\nbool done = false;\nwhile (!done)\n  if (atomicCAS(&lock, 0, 1) == 0) {\n"
-        "    sum += a[i]; // BUG\n    " + MISSING + "\n    atomicExch(&lock, 0);\n    done = true;\n"
+        "__syncthreads();\nbool done = false;\n"
+        "while (!done)\n  if (atomicCAS(&lock, 0, 1) == 0) {\n"
+        "    sum += a[i]; // BUG\n    " + MISSING + "\n    atomicExch(&lock, 0);\n"
+        "    done = true;\n"
         "  }\n__syncthreads();\nout[i] = sum;", (MISSING, "__threadfence();")),
     "a numbered barrier too few": Bug(
         "race", TILE + MISSING + "\nout[i] = tile[63 - i]; // BUG",
@@ -151,8 +155,8 @@ BUGS: dict[str, Bug] = {
     "an output that is read": Bug(
         "uninitialised", I + "out[i] = out[i] + a[i]; // BUG", ("out[i] + a", "a")),
     "shared memory that nothing writes": Bug(
-        "uninitialised", I + "__shared__ float tile[64];\nif (i) tile[i] = a[i];\n__syncthreads();\n"
-        "out[i] = tile[i]; // BUG", ("if (i) tile", "tile")),
+        "uninitialised", I + "__shared__ float tile[64];\nif (i) tile[i] = a[i];\n"
+        "__syncthreads();\nout[i] = tile[i]; // BUG", ("if (i) tile", "tile")),
     "dynamic shared memory that nothing writes": Bug(
         "uninitialised", I + "extern __shared__ int n[];\nif (i < 60) n[i] = i;\n__syncthreads();\n"
         "out[i] = n[i]; // BUG", ("if (i < 60) n", "n"), shared=256),

@@ -26,8 +26,8 @@ _MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 256, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
-    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM", "NOT_NAMED", "ABSENT",
-    "TRAP",
+    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM",
+    "NOT_NAMED", "ABSENT", "TRAP",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs

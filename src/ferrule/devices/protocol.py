@@ -250,6 +250,7 @@ def runs_cuda(kernel: Kernel) -> bool:
     """Whether a kernel in CUDA is run on the CPU now: while it is checked."""
     return watcher is not None and watcher.runs(kernel)
 
+
 # What gives `ferrule.checking`, once there is one.
 checks: list[Callable[[], Callable[..., AbstractContextManager[list[Any]]]]] = []
 

@@ -33,7 +33,7 @@ enum what {
 };
 
 // Something is wrong with a lane of the warp that runs, and `other`, which waits for it or is read by it.
-FR_FN void tell(what which, unsigned lane, unsigned other, here at) {
+FR_FN void wrong_lane(what which, unsigned lane, unsigned other, here at) {
 #if defined(FR_CHECKED)
   (void)at;
   fr_watch_lanes(which, fr_fibers->first + lane, other, fr_fibers->count);
@@ -86,7 +86,7 @@ FR_QUIET inline bool carry_out(fiber* lanes, unsigned mask) {
 
 // A lane cannot come to where another waits for it.
 FR_QUIET inline void absent(const lane_call& call, unsigned lane, unsigned waits) {
-  tell(call.barrier ? LANE_NOT_AT_BARRIER : LANE_DOES_NOT_COME, lane, waits, call.at);
+  wrong_lane(call.barrier ? LANE_NOT_AT_BARRIER : LANE_DOES_NOT_COME, lane, waits, call.at);
 }
 
 // The operation of the first lane that waits for one, with those that are there.

@@ -110,7 +110,7 @@ inline void barrier(int id, int threads, fr_here at = fr_here()) {
 #if defined(FR_CHECKED)
   if (b.opened != before) fr_watch_passed_barrier(b.time);
 #endif
-  if (b.opened == before) on_cpu::tell(on_cpu::LANE_DOES_NOT_COME, on_cpu::lane_index(), ~0u, at);
+  if (b.opened == before) on_cpu::wrong_lane(on_cpu::LANE_DOES_NOT_COME, on_cpu::lane_index(), ~0u, at);
 }
 inline void barrier(int id, fr_here at = fr_here()) {
   if (id == 0) __syncthreads(at);

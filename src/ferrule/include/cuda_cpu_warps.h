@@ -66,7 +66,7 @@ FR_QUIET inline void end_thread() {
 inline void yield(here at = here("", 0)) {
   block.operations = 0;
   if (++block.idle > MOST_IDLE) {
-    tell(LANE_WAITS_FOREVER, lane_index(), 0, at);
+    wrong_lane(LANE_WAITS_FOREVER, lane_index(), 0, at);
     end_thread();
   }
 #if defined(FR_CHECKED)
@@ -124,7 +124,7 @@ template <class OPERATION, class T> FR_FN T together(unsigned named, T value, he
   lane_call call{named, at, metal::is_same_v<OPERATION, op_sync>};
   const unsigned lane = lane_index();
   block.idle = 0;
-  if (named && !(named >> lane & 1)) tell(LANE_NOT_NAMED, lane, 0, at);
+  if (named && !(named >> lane & 1)) wrong_lane(LANE_NOT_NAMED, lane, 0, at);
   void* operands[] = {&call, &value};
   operate(0, operands, [](unsigned mask, void*** o) FR_QUIET {
     T values[32];
@@ -172,7 +172,7 @@ struct op_shuffle {
     for (unsigned i = 0; i < 32; ++i) {
       if (!(mask >> i & 1) || v[i].from < 0) continue;
       if (mask >> v[i].from & 1) v[i].value = old[v[i].from];
-      else tell(LANE_NOT_THERE, i, unsigned(v[i].from), at);
+      else wrong_lane(LANE_NOT_THERE, i, unsigned(v[i].from), at);
     }
   }
 };

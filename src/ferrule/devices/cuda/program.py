@@ -131,7 +131,9 @@ class CudaProgram:
         self._driver.check_ordinal(self._ordinal)
         if protocol.watcher is not None:  # C starts it where nobody is asked
             name = self._spec.kernel.name
-            protocol.watcher.note(f"not checked: kernel {name!r} on cuda:{self._ordinal} in a graph.")
+            protocol.watcher.note(
+                f"not checked: kernel {name!r} on cuda:{self._ordinal} in a graph."
+            )
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
             nothing = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)

@@ -47,6 +47,7 @@ class NodeKernel(BoundKernel):
         self.plans: dict[object, int] = {}
         self.number = number_of(self)
         entries.kept.append(self)
+        self.structure.body[0].devices |= entries.CPU  # of one in CUDA `program` refuses it
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
         self.answer = answering(self._rules(), f"kernel {kernel.name!r}")
         entries.kept.append(self.answer)
