@@ -16,6 +16,7 @@ from ..kernel import Kernel
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
+from .units import CudaOnCpu
 from .watched import Options
 from .watching import Findings, Watch
 
@@ -31,6 +32,7 @@ def checking(
     stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
+    cuda: bool = False,
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
 
@@ -54,6 +56,8 @@ def checking(
         time_limit: seconds after which a launch is ended, which a note says; None: never. One in
             which no thread comes to its end for 20 seconds, or half of that time, hangs: that is a
             finding, and it is ended.
+        cuda: ops on NumPy's arrays take their implementations in CUDA, as a GPU of compute
+            capability 8.0 would, where they have some; matrix products are NumPy's.
         baseline: a file of known findings, which are left out at the end.
 
     Returns:
@@ -79,6 +83,7 @@ def checking(
         stress=stress,
         sample=sample,
         seconds=time_limit,
+        cuda=cuda,
     )
     watch = Watch(options, wanted)
     with fastcall.bypassed(), hosts.uncompiled(), _installed(watch):
@@ -116,6 +121,17 @@ class _Watches:
         watch = self._here()
         return watch is not None and watch.launch(*call)
 
+    def units(self, name: str) -> bool:
+        """Whether an op's implementations in CUDA are run on the CPU: as `Watch.units`."""
+        watch = self._here()
+        return watch is not None and watch.units(name)
+
+    def unit(self, *call: Any) -> None:
+        """Run a CUDA unit's steps, watched: as `Watch.unit`."""
+        watch = self._here()
+        if watch is not None:
+            watch.unit(*call)
+
     def note(self, text: str) -> None:
         """Remark on what is not checked."""
         watch = self._here()
@@ -134,6 +150,7 @@ class _Watches:
 
 
 _watches = _Watches()
+devices.offered[devices.ON_CPU] = CudaOnCpu
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from .. import cache
 from ..devices.cpu.program import device
-from ..devices.diagnostics import compile_error
+from ..devices.diagnostics import compile_error, refused
 from ..devices.digests import INCLUDE, header_digest
 from ..errors import CompilerFailed
-from ..source import cpp, fibers
-from ..source.cuda import on_cpu
+from ..source import ENTRY, cpp, fibers
+from ..source.cuda import on_cpu, unit
 from ..spec import Spec
 from ..tools import loader, toolchain
+from ..unit import UnitSpec
 from .lines import Lines, Place, place_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would be watched differently
@@ -48,15 +49,15 @@ class Instrumented:
     """A kernel that is loaded for checking.
 
     Attributes:
-        library: exports `fr_entry`, and what watch/watch.cpp does.
+        library: exports the entry, and what watch/watch.cpp does.
+        entry: the name of what runs threadgroups.
         texts: body and header as they were compiled, whose columns the compiler names.
         unset: where a local variable is read that was never set, and the compiler's words.
     """
 
-    def __init__(self, spec: Spec, payload: bytes, log: str, text: str) -> None:
-        self.library = loader.load_library(payload, f"{spec.kernel.name}.checked")
+    def __init__(self, name: str, payload: bytes, log: str, text: str, entry: str = ENTRY) -> None:
+        self.library, self.entry = loader.load_library(payload, f"{name}.checked"), entry
         self._payload = payload
-        name = spec.kernel.name
         self.texts = tuple(_part(text, f"{name}.{part}").encode() for part in ("source", "header"))
         self.unset: list[tuple[Place, str]] = []
         for file, line, column, words in _UNSET.findall(log):
@@ -101,7 +102,21 @@ def instrumented(spec: Spec) -> Instrumented:
     except CompilerFailed as failed:
         name = f"{compiler.kind} {compiler.version}"
         raise compile_error(spec.kernel, failed.log, name, scalars) from None
-    return Instrumented(spec, payload, log, text)
+    return Instrumented(spec.kernel.name, payload, log, text)
+
+
+@lru_cache(maxsize=256)
+def instrumented_unit(spec: UnitSpec, function: str) -> Instrumented:
+    """A function of a CUDA unit, loaded for checking; as `instrumented`."""
+    on_cpu.refuse(spec)
+    compiler = toolchain.find_compiler()
+    text = on_cpu.unit_text(spec, checked=True)
+    try:
+        payload, log = _built(compiler, text, ["-iquote", str(INCLUDE), _EXACT])
+    except CompilerFailed as failed:
+        name = f"{compiler.kind} {compiler.version}"
+        raise refused("unit", spec.name, unit.texts(spec), failed.log, name) from None
+    return Instrumented(spec.name, payload, log, text, on_cpu.entry_of(spec, function))
 
 
 def _built(compiler: toolchain.Compiler, text: str, own: Sequence[str]) -> tuple[bytes, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,14 +13,16 @@ from ..devices.protocol import Native
 from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
+from ..unit import Step, UnitSpec
 from . import texts, watched
 from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
-from .instrument import Instrumented, instrumented
+from .instrument import Instrumented, instrumented, instrumented_unit
 from .lines import Place
 from .messages import KIND_OF, position, shown, words
 from .select import Selection, unsuppressed
 from .stress import bytes_of, differences
+from .units import ArraysAt, UnitLaunch, launches
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
@@ -110,6 +112,11 @@ class Watch:
 
             told = differences(spec.kernel, outputs, before, again, launch)
             found += [reader.unstable(message) for message in told]
+        self._keep(spec, launch, result, found)
+        return True
+
+    def _keep(self, spec: Spec, launch: Launch, result: Result, found: Sequence[Finding]) -> None:
+        """Keep what a launch gave."""
         self.findings.launches += 1
         self.findings.include(spec.kernel, self._wanted.of(unsuppressed(spec.kernel, found)))
         if result.ran < result.groups:
@@ -128,12 +135,32 @@ class Watch:
             )
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
-        return True
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether launches of a kernel in CUDA are run here, on the CPU."""
         wanted = any(self._wanted.takes(kernel.name, kind) for kind in KINDS_OF_FINDINGS)
         return wanted and self._is_known(Spec(kernel, (), (), ()))
+
+    def unit(
+        self, spec: UnitSpec, steps: Sequence[Step], places: ArraysAt, inputs: Collection[str]
+    ) -> None:
+        """Run a CUDA unit's steps, each function watched."""
+        alone = len(steps) == 1  # of several, others may write the rest
+
+        def run(made: UnitLaunch, function: str) -> None:
+            kernel = instrumented_unit(spec, function)
+            call = made.spec, made.inputs, made.outputs, made.launch
+            result = watched.run(kernel, *call, self.options, made.order)
+            found = _Reader(made.spec, kernel, *call[1:], result).findings()
+            found = [finding for finding in found if alone or finding.kind != "unwritten"]
+            self._keep(made.spec, made.launch, result, found)
+
+        launches(spec, steps, places, inputs, run)
+
+    def units(self, name: str) -> bool:
+        """Whether an op's implementations in CUDA are run on the CPU."""
+        wanted = any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS)
+        return self.options.cuda and wanted
 
     def _is_known(self, spec: Spec) -> bool:
         """Whether all of a text in CUDA is known on the CPU; else a note says what is not."""
