@@ -193,6 +193,7 @@ def names_of(requirements: list[str]) -> set[str]:
 ALWAYS = names_of(PROJECT["dependencies"])
 DEMO = names_of(PROJECT["optional-dependencies"]["demo"])
 NVFP4 = names_of(PROJECT["optional-dependencies"]["nvfp4"])
+FUZZ = names_of(PROJECT["optional-dependencies"]["fuzz"])
 HUMMING = names_of(PROJECT["optional-dependencies"]["humming"])
 TEST = names_of(PROJECT["optional-dependencies"]["test"])
 
@@ -215,6 +216,8 @@ def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
     users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
     of_extras = {
+        "check/draws.py": FUZZ,
+        "check/fuzz.py": FUZZ,
         "cli/check_pytest.py": {"pytest"},  # which its user has
         "cli/demo.py": DEMO,
         "ops/nvfp4/checkpoint.py": NVFP4,

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from . import mlx as mlx
     from .check.checking import checking as checking
     from .check.findings import Finding as Finding
+    from .check.fuzz import fuzz as fuzz
+    from .check.prove import prove as prove
     from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
@@ -117,6 +119,8 @@ _LAZY = {
     "checking": "check.checking",
     "Finding": "check.findings",
     "set_debug": "devices.cpu.debug",
+    "fuzz": "check.fuzz",
+    "prove": "check.prove",
 }
 
 __all__ = [
@@ -164,6 +168,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "fuzz",
     "get_threads",
     "import_function",
     "install_mlx",
@@ -179,6 +184,7 @@ __all__ = [
     "op",
     "package",
     "printing",
+    "prove",
     "run_function",
     "save",
     "set_compiler",

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import cuda_on_cpu
+import cuda_ops
 import ferrule
+from ferrule import ops
 from cuda_catalogue import BUGS, Bug
 from ferrule.check.findings import Finding
 from ferrule.errors import DeviceError
@@ -136,3 +138,93 @@ def test_what_is_not_known_is_noted_and_refused() -> None:
     ] and not findings  # fmt: skip
     with ferrule.checking(kernels=["other*"]), pytest.raises(DeviceError, match="GPUs alone"):
         kernel(**call)
+
+
+# -- ops' implementations in CUDA --------------------------------------------------------------------
+
+UNIT = """#include "tile.cuh"
+template <class V> __global__ void turn(const V* x, V* y, int n) {
+  int i = threadIdx.x;
+  put(i, x[i]);
+  __syncthreads();
+  y[i] = tile[n - 1 - i];
+}"""
+TILE = "extern __shared__ float tile[];\n"
+TILE += "__device__ inline void put(int i, float v) {\n  tile[i] = v;\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "found"),
+    [
+        ("", "", []),
+        ("  __syncthreads();\n", "\n", [("race", 6, 4)]),
+        ("n - 1 - i", "n - i", [("bounds", 6, None)]),
+        ("y[i] =", "if (i) y[i] =", [("unwritten", None, None)]),
+        ("  put", "  if (i) put", [("uninitialised", 6, None)]),
+        ("x[i])", "x[i + 1])", [("bounds", 4, None)]),
+        ("y[i] = ", "((V*)x)[i] = y[i] = ", [("alias", 6, None)]),
+    ],
+)
+def test_units(good: str, bad: str, found: list[Any]) -> None:
+    step = ferrule.cuda_step(
+        "turn<T>", ["x", "y", "N:int32"], blocks=1, block="N", shared_memory="4*N"
+    )
+    text = UNIT.replace(good, bad, 1)
+    unit = ferrule.cuda_unit(text, steps=[step], headers={"tile.cuh": TILE})
+    op = ferrule.op("turned", "x[N]:T -> y[N]:T", cuda=unit)
+    x = np.arange(1, 65, dtype=np.float32)
+    with ferrule.checking(cuda=True) as findings:
+        y = op(x)
+    assert [(f.kind, f.line, f.other_line) for f in findings] == found, shown(findings)
+    assert {f.kernel for f in findings} <= {"turned"} and findings.launches == 1
+    if not found:
+        np.testing.assert_array_equal(y, x[::-1])
+    with pytest.raises(DeviceError, match="has nothing that runs on 'cpu'"):
+        op(x)
+
+
+def test_products_of_units() -> None:
+    step = ferrule.cuda_matmul("y", "a", "b")
+    rule = "a[M,K]:float32, b[K,N]:float32 -> y[M,N]:float32"
+    op = ferrule.op("product", rule, cuda=ferrule.cuda_unit("", steps=[step]))
+    a, b = np.random.default_rng(0).standard_normal((2, 8, 8)).astype(np.float32)
+    with ferrule.checking(cuda=True) as findings:
+        y = op(a, b)
+    np.testing.assert_allclose(y, a @ b, rtol=1e-5)
+    assert not findings
+
+
+@pytest.mark.parametrize("make", [cuda_ops.reduction, cuda_ops.reversal, cuda_ops.halves])
+def test_units_that_are_right(make: Any) -> None:
+    op = make()
+    x = np.random.default_rng(0).standard_normal((70, 100)).astype(np.float32)
+    values = [x.ravel(), 0.5, 2] if make is cuda_ops.halves else [x]
+    with ferrule.checking(cuda=True) as findings:
+        op(*values)
+    assert not findings, shown(findings)
+    assert findings.launches
+
+
+def rows(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+READY: dict[str, tuple[Any, list[Any]]] = {
+    "softmax": (ops.softmaxes._softmax(0, False), [rows(3, 1000)]),
+    "layer_norm": (
+        ops.norms._layer_norm(0, True, True, False), [rows(3, 1000), rows(1000), rows(1000), 1e-5]),
+    "rms_norm": (ops.norms._rms_norm(0, True, True, False), [rows(3, 64), rows(64), 1e-5]),
+    "grid_sample": (
+        ops.sampling.sampler("bilinear", "zeros", False, "NHWC", False),
+        [rows(2, 5, 7, 8), rows(2, 3, 4, 2)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_ops_that_are_right(name: str) -> None:
+    op, values = READY[name]
+    expected = op(*values)
+    with ferrule.checking(cuda=True) as findings:
+        given = op(*values)
+    assert not findings, shown(findings)
+    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-4)

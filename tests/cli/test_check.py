@@ -123,6 +123,8 @@ def test_threads_are_waited_for(place: Place) -> None:
         (("--json", "-", "--sarif", "-", "x.py"), "cannot both write to stdout"),
         (("--sample", "0", "x.py"), "0 is not in the range x>=1"),
         (("--time-limit", "0", "x.py"), "0.0 is not in the range x>0"),
+        (("--break", "a:b", "x.py"), "got 'a:b', expected [KERNEL:][header:]LINE[:THREAD][@N]"),
+        (("--break", "3", "--pytest"), "--break is for a program, not for --pytest."),
     ],
 )
 def test_wrong_command_lines(place: Place, arguments: tuple[str, ...], said: str) -> None:
@@ -177,6 +179,39 @@ def test_a_kernel_of_mlx(place: Place) -> None:
     assert done.returncode == 1 and SHIFT.match(done.stderr), done.stderr
 
 
+STOP = re.compile(
+    r"""stop: kernel 'shift', line 3, thread \(40, 0, 0\)
+  --> script.py:7
+    1 \|
+    2 \|     uint i = thread_position_in_grid.x;
+    3 >     y\[i\] = x\[i \+ 1\];
+.*
+    i  uint  40
+.*
+    x\[i \+ 1\]  reads   x\[41\] = 1
+.*
+
+error\[bounds\]""", re.DOTALL,
+)  # fmt: skip
+
+
+def test_a_thread_at_a_line(place: Place) -> None:
+    place.write(f"{NUMPY}print('its own')")
+    done = place.python("-m", "ferrule", "check", "--break", "shift:3:40", "script.py")
+    assert (done.returncode, done.stdout) == (1, "its own\n")
+    assert STOP.match(done.stderr), done.stderr
+    done = place.python("-m", "ferrule", "check", "--break", "other:3", "script.py")
+    assert "note: stop at 'other:3': no thread came there.\n" in done.stderr
+
+
+def test_a_thread_of_mlx_at_a_line(place: Place) -> None:
+    pytest.importorskip("mlx.core")
+    place.write(MLX)
+    options = ("--install-mlx", "--break", "3:40")
+    done = place.python("-m", "ferrule", "check", *options, "script.py")
+    assert done.returncode == 1 and STOP.match(done.stderr), done.stderr
+
+
 def test_a_kernel_of_a_test(place: Place) -> None:
     place.write(f"def test_it():\n    exec({NUMPY!r})\n", "test_kernels.py")
     done = place.python("-m", "ferrule", "check", "--pytest", "-q", "-p", "no:cacheprovider")
@@ -203,9 +238,14 @@ def test_arguments_are_the_programs(place: Place) -> None:
 def test_options_reach_the_checks(place: Place) -> None:
     script = "import stand_in\nprint(stand_in.asked)\n"
     done = place.check(script=script)
-    assert done.stdout == "[{'kinds': None, 'kernels': None, 'sample': None}]\n"
-    done = place.check("--kind", "nan", "--kernel", "a*", "--sample", "64", script=script)
-    assert done.stdout == "[{'kinds': frozenset({'nan'}), 'kernels': ('a*',), 'sample': 64}]\n"
+    assert done.stdout == "[{'kinds': None, 'kernels': None, 'sample': None, 'stop_at': ()}]\n"
+    stops = ("--break", "7", "--break", "soft*:header:3:5@2")
+    checked = ("--kind", "nan", "--kernel", "a*", "--sample", "64")
+    done = place.check(*checked, *stops, script=script)
+    assert done.stdout == (
+        "[{'kinds': frozenset({'nan'}), 'kernels': ('a*',), 'sample': 64, "
+        "'stop_at': ('7', 'soft*:header:3:5@2')}]\n"
+    )
 
 
 def test_selection(place: Place) -> None:

@@ -509,7 +509,7 @@ def test_the_launch_says_what_the_call_said(fake: FakeDevice) -> None:
     inputs, outputs, launch = fake.launches[0]
     assert [f.shape for f in inputs] == [(4,), (3, 2)]
     assert [(f.dtype, f.shape) for f in outputs] == [(fe.int8, (2, 2)), (fe.float16, ())]
-    assert launch == ((4, 1, 1), (4, 1, 1), ((2, 2), ()), 1.5, (1,), True)
+    assert launch == ((4, 1, 1), (4, 1, 1), ((2, 2), ()), 1.5, (1,), True, 0, False)
     assert fake.specs == [
         Spec(
             k.kernel,

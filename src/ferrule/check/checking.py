@@ -16,6 +16,7 @@ from ..kernel import Kernel
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
+from .stopping import Stops
 from .units import CudaOnCpu
 from .watched import Options
 from .watching import Findings, Watch
@@ -29,10 +30,12 @@ def checking(
     kernels: Iterable[str] | None = None,
     sample: int | None = None,
     same_values: bool = False,
+    reverse: bool = False,
     stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
     cuda: bool = False,
+    stop_at: Iterable[str] = (),
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
 
@@ -50,6 +53,7 @@ def checking(
         sample: at most so many threadgroups of a launch run, the first and the last among them;
             then nothing is said of elements that were not written. None: all.
         same_values: also report races of stores that store equal values.
+        reverse: threads and simdgroups run in the opposite order.
         stress: run each launch again with its threads in the opposite order, and with other
             threadgroups; where results differ, that is told as ``"lanes"``. Kernels that are
             written for one size of threadgroups fail it.
@@ -59,13 +63,16 @@ def checking(
         cuda: ops on NumPy's arrays take their implementations in CUDA, as a GPU of compute
             capability 8.0 would, where they have some; matrix products are NumPy's.
         baseline: a file of known findings, which are left out at the end.
+        stop_at: lines at which a thread is shown to stderr, once in each kernel, with its variables
+            and arrays, as ``"[KERNEL:][header:]LINE[:THREAD][@N]"``; at a terminal it waits there.
 
     Returns:
         A list of `Finding`, filled as kernels run; with ``notes``, remarks such as how many
-        threadgroups were sampled, and ``launches``, how many were checked.
+        threadgroups were sampled, ``launches``, how many were checked, and ``stops``.
 
     Raises:
-        KernelError: there is no such kind, a number is out of range, the baseline cannot be read.
+        KernelError: there is no such kind, a number is out of range, the baseline cannot be read,
+            or ``stop_at`` has what is no line.
     """
     wanted = selection(kinds, ignore, kernels)
     known = None if baseline is None else known_findings.read(baseline)
@@ -80,14 +87,19 @@ def checking(
         uninitialised="uninitialised" in wanted.kinds,
         floats="nan" in wanted.kinds,
         same_values=same_values,
+        reversed=reverse,
         stress=stress,
         sample=sample,
         seconds=time_limit,
         cuda=cuda,
     )
-    watch = Watch(options, wanted)
+    asked = list(stop_at)
+    stops = Stops(asked) if asked else None
+    watch = Watch(options, wanted, stops)
     with fastcall.bypassed(), hosts.uncompiled(), _installed(watch):
         yield watch.findings
+    for remark in stops.unreached() if stops is not None else ():
+        watch.findings.note(remark)
     if known is not None:
         watch.findings[:] = known_findings.split(watch.findings, known)[0]
 

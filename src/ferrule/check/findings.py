@@ -41,6 +41,7 @@ class Finding:
         where: ``"source"`` for the body, ``"header"``.
         header_line: where a function of the header does it, its line there.
         other_line: of a race's earlier access; where others wait, of a divergence.
+        other_text: that line, as the author wrote it.
         other_thread: whose that was.
         other_threadgroup: and where in the grid.
         file: the Python file in which the text stands, where it could be found.
@@ -61,6 +62,7 @@ class Finding:
     where: str = "source"
     header_line: int | None = None
     other_line: int | None = None
+    other_text: str = ""
     other_thread: Position | None = None
     other_threadgroup: Position | None = None
     file: str | None = None

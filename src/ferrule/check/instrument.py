@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from .. import cache
+from ..devices import portability
 from ..devices.cpu.program import device
 from ..devices.diagnostics import compile_error, refused
 from ..devices.digests import INCLUDE, header_digest
@@ -27,12 +28,18 @@ _FLAGS = (
     "-O1", "-g1", "-fno-math-errno", "-ftrapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
     "-fno-omit-frame-pointer", "-DFR_CHECKED=1", "-Wuninitialized",
-    "-fsanitize=thread",
-    "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero,alignment,object-size",
+    "-fsanitize=thread", "-fsanitize=object-size",
     "-fsanitize-recover=all",
 )  # fmt: skip
+_ARITHMETIC = "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero"
+# A vector can be misaligned where a pointer is cast; to look at each pointer takes g++ much longer.
+_POINTER_CAST = re.compile(r"\*\s*(?:const\s*)?(?:__restrict__\s*)?[>)]")
+# Where they look at its arithmetic, g++ 12 and 13 evaluate the index of `(c ? a : b)[i]` in one of
+# the two branches alone, and take anything for it in the other.
+_CHOSEN_ARRAY = re.compile(r"\?[^;{}]*:[^;{}]*\)\s*\[")
 _GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
-_EXACT = "-ffp-contract=off"
+# Quoted includes alone: <math.h> is the C library's.
+_FOR_CUDA = ("-iquote", str(INCLUDE), "-ffp-contract=off")
 _RUNTIME_FLAGS = (
     "-O2",
     "-fno-omit-frame-pointer",
@@ -51,6 +58,7 @@ class Instrumented:
     Attributes:
         library: exports the entry, and what watch/watch.cpp does.
         entry: the name of what runs threadgroups.
+        notes: what is not watched, as remarks.
         texts: body and header as they were compiled, whose columns the compiler names.
         unset: where a local variable is read that was never set, and the compiler's words.
     """
@@ -58,6 +66,9 @@ class Instrumented:
     def __init__(self, name: str, payload: bytes, log: str, text: str, entry: str = ENTRY) -> None:
         self.library, self.entry = loader.load_library(payload, f"{name}.checked"), entry
         self._payload = payload
+        self.notes = [
+            f"kernel {name!r}: threadgroup memory is not watched; its declarations are not understood."
+        ] * (fibers.UNWATCHED in text)
         self.texts = tuple(_part(text, f"{name}.{part}").encode() for part in ("source", "header"))
         self.unset: list[tuple[Place, str]] = []
         for file, line, column, words in _UNSET.findall(log):
@@ -77,8 +88,12 @@ def _part(text: str, name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def instrumented(spec: Spec) -> Instrumented:
+def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
     """A kernel, loaded for checking; from the disk cache where it is there.
+
+    Args:
+        spec: the kernel and what it is compiled for.
+        stops: its text asks where to stop (`source.stops`).
 
     Raises:
         CompileError: the compiler refused the text; quotes the author's lines.
@@ -89,14 +104,16 @@ def instrumented(spec: Spec) -> Instrumented:
     scalars: Sequence[str] = ()
     if spec.kernel.language == "cuda":
         on_cpu.refuse(spec)
-        # Quoted includes alone: <math.h> is the C library's.
-        text, flags = on_cpu.text(spec, checked=True), ["-iquote", str(INCLUDE), _EXACT]
+        text, flags = on_cpu.text(spec, checked=True), [*_FOR_CUDA]
     else:
         prepared = cpp.prepare(spec)
+        device().warn(spec.kernel, portability.notes(prepared))
         text, scalars = fibers.text(prepared, checked=True), prepared.scalars
         all_flags = device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
         own = [f for f in all_flags if f.startswith(("-ffp-contract", "-D__FAST_MATH__"))]
         flags = [f"-I{INCLUDE}", *own]
+    flags += _looking_at(f"{spec.kernel.header}\n{spec.kernel.source}")
+    flags += ["-DFR_STOPS=1"] if stops and spec.kernel.language == "metal" else []
     try:
         payload, log = _built(compiler, text, flags)
     except CompilerFailed as failed:
@@ -111,12 +128,19 @@ def instrumented_unit(spec: UnitSpec, function: str) -> Instrumented:
     on_cpu.refuse(spec)
     compiler = toolchain.find_compiler()
     text = on_cpu.unit_text(spec, checked=True)
+    words = "\n".join([spec.source, *dict(spec.headers).values()])
     try:
-        payload, log = _built(compiler, text, ["-iquote", str(INCLUDE), _EXACT])
+        payload, log = _built(compiler, text, [*_FOR_CUDA, *_looking_at(words)])
     except CompilerFailed as failed:
         name = f"{compiler.kind} {compiler.version}"
         raise refused("unit", spec.name, unit.texts(spec), failed.log, name) from None
     return Instrumented(spec.name, payload, log, text, on_cpu.entry_of(spec, function))
+
+
+def _looking_at(text: str) -> list[str]:
+    """The flags for what is looked at in an author's text."""
+    flags = ["-fsanitize=alignment"] if _POINTER_CAST.search(text) else []
+    return flags + ([] if _CHOSEN_ARRAY.search(text) else [_ARITHMETIC])
 
 
 def _built(compiler: toolchain.Compiler, text: str, own: Sequence[str]) -> tuple[bytes, str]:

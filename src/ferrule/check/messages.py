@@ -35,6 +35,7 @@ KIND_OF = {
     "GAVE_UP": "divergence",
     "ASSERTION": "arithmetic",
     "CRASH": "bounds",
+    "UNSET": "uninitialised",
 }
 
 
@@ -183,7 +184,11 @@ def _race(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
             "Let one thread own each element, add with an atomic (atomic_outputs=True), or use "
             "two launches."
         )
-    message = f"{later} {name}, which thread {other} {earlier}, and no barrier is between."
+    flag = "mem_threadgroup" if array.shape is None else "mem_device"
+    between = "no barrier is between"
+    if event.value[0] & 4:
+        between = f"the barrier between them is without mem_flags::{flag}, which orders that"
+    message = f"{later} {name}, which thread {other} {earlier}, and {between}."
     if array.shape is None:
         hint = "Put threadgroup_barrier(mem_flags::mem_threadgroup) between the two accesses."
         if event.thread // 32 == event.other_thread // 32:
@@ -233,6 +238,13 @@ def _crash(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
         "the launch ended with a fault after this line: a thread's stack of 128 KiB overflowed, or "
         "was overwritten.",
         "Look for recursion, for large private arrays, and for writes outside of them.",
+    )
+
+
+def _unset(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    return (
+        f"reads local variable {event.text.decode()!r}, which nothing has set on the way here.",
+        "Initialise it where it is declared.",
     )
 
 
@@ -374,4 +386,5 @@ _WORDS = {
     "GAVE_UP": _gave_up,
     "ASSERTION": _assertion,
     "CRASH": _crash,
+    "UNSET": _unset,
 }

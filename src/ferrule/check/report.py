@@ -136,7 +136,8 @@ def _details(finding: Finding) -> Iterator[tuple[str, str]]:
         if finding.other_thread is not None or finding.other_threadgroup is not None:
             parts.append(_who(finding.other_thread, finding.other_threadgroup))
         waits = finding.kind == "divergence"
-        yield "others wait:" if waits else "other access:", ", ".join(parts)
+        text = f": {finding.other_text.strip()}" if finding.other_text.strip() else ""
+        yield "others wait:" if waits else "other access:", ", ".join(parts) + text
     if finding.launch:
         yield "launch:", finding.launch
     if finding.count > 1:

@@ -29,8 +29,9 @@ def variants(launch: Launch) -> Iterator[tuple[str, Launch, bool]]:
     opposite order."""
     yield "with its threads in the opposite order", launch, True
     x, y, z = launch.threadgroup
-    for width in dict.fromkeys((32, max(x // 2, 1), min(2 * x, 1024 // (y * z)), 1)):
-        other = min(width, launch.grid[0])
+    step = 32 if x % 32 == 0 else 1  # whole simdgroups stay whole
+    for width in (x // 2 // step * step, min(2 * x, 1024 // (y * z) // step * step)):
+        other = min(max(width, step), launch.grid[0])
         if other != x:
             group = (other, y, z)
             yield f"with threadgroups of {group}", launch._replace(threadgroup=group), False

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ _MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 256, 4, 6, 48
 KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
-    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "NO_ROOM",
+    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "UNSET", "NO_ROOM",
     "NOT_NAMED", "ABSENT", "TRAP",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
@@ -193,6 +193,7 @@ def run(
     launch: Launch,
     options: Options,
     order: Sequence[int] | None = None,
+    opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None = None,
 ) -> Result:
     """Run a launch, watched.
 
@@ -203,23 +204,20 @@ def run(
         launch: the sizes.
         options: what to look for.
         order: of a unit's function, which array each argument is; -1: a null pointer.
+        opened: is given the library, the table of arrays and what they are, before threads run;
+            then the launch is only looked at, and the outputs stay as they were.
 
     Raises:
         DeviceError: there is no memory for it.
     """
+    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
     groups = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
     units = _units(math.prod(groups), options.sample)
     with _lock:
         filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
-        table = (_Array * _MOST_ARRAYS)()
-        for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
-            entry.bytes, entry.item = array.bytes, array.item
-            entry.output, entry.written = is_output, has_values
-            entry.name = array.name.encode()[: _TEXT - 1]
-            if array.dtype is not None:
-                entry.floats = _FLOATS.get(array.dtype.name, 0)
+        table = _table(arrays)
         block = _Block(spec, inputs, outputs, launch, groups, order)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
@@ -240,13 +238,21 @@ def run(
             )
             for i, (address, size) in copies.items():
                 ctypes.memmove(table[i].address, address, size)
+            if opened is not None:
+                opened(watch, table, [array for array, *_ in arrays])
             status = _start(kernel, block, units, options.seconds, launch.of(spec.kernel))
             result = _result(watch, table, arrays, len(units), math.prod(groups), status)
-            for i, fact in enumerate(outputs, len(inputs)):
+            for i, fact in enumerate(outputs, len(inputs)) if opened is None else ():
                 ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
         finally:
             watch.fr_watch_close()
     return result
+
+
+def _there(fact: Facts) -> Facts:
+    """An array as it is; one that is absent, of which an op gives a body one element at no address,
+    with none: a body that reads it goes outside."""
+    return fact if fact.pointer else fact._replace(shape=(0,) * len(fact.shape))
 
 
 def _units(groups: int, sample: int | None) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -277,6 +283,18 @@ def _arrays(
             table = Watched(f"{name}_{part}", (rank,), None, item, rank * item)
             arrays.append((table, False, True))
     return arrays, copies
+
+
+def _table(arrays: Sequence[tuple[Watched, bool, bool]]) -> ctypes.Array[_Array]:
+    """What the library is told of the arrays."""
+    table = (_Array * _MOST_ARRAYS)()
+    for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
+        entry.bytes, entry.item = array.bytes, array.item
+        entry.output, entry.written = is_output, has_values
+        entry.name = array.name.encode()[: _TEXT - 1]
+        if array.dtype is not None:
+            entry.floats = _FLOATS.get(array.dtype.name, 0)
+    return table
 
 
 _WRITTEN_INFINITY = re.compile(
@@ -420,4 +438,6 @@ def _result(
     for entry in table[len(known) : used.value]:
         name = entry.name.decode()
         known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
-    return Result(copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_stopped()))
+    return Result(
+        copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_ended_early())
+    )

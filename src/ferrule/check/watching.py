@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import re
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -21,6 +23,8 @@ from .instrument import Instrumented, instrumented, instrumented_unit
 from .lines import Place
 from .messages import KIND_OF, position, shown, words
 from .select import Selection, unsuppressed
+from .stop_report import Stop
+from .stopping import Stops
 from .stress import bytes_of, differences
 from .units import ArraysAt, UnitLaunch, launches
 from .watched import KINDS, Event, Options, Result
@@ -36,7 +40,8 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 _FAULT = 4  # FR_E_FAULT
-_Key = tuple[Kernel, str, str, int | None]
+_Key = tuple[Kernel, str, str, int | str]
+_NAMED = re.compile(r"'(\w+)'")
 
 
 class Findings(list[Finding]):
@@ -45,10 +50,12 @@ class Findings(list[Finding]):
     Attributes:
         notes: remarks, such as ``"sampled 64 of 10000 threadgroups"``.
         launches: how many launches were checked.
+        stops: threads at the lines of ``stop_at``.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.stops: list[Stop] = []
         self.notes: list[str] = []
         self.launches = 0
         self._places: dict[_Key, int] = {}
@@ -58,7 +65,9 @@ class Findings(list[Finding]):
         """Add findings; one whose line has a finding of its kind already is counted there."""
         with self._lock:
             for finding in findings:
-                key = kernel, finding.kind, finding.where, finding.line
+                named = _NAMED.search(finding.message)  # an output, where no line is to blame
+                place = finding.line or (named[1] if named else "")
+                key = kernel, finding.kind, finding.where, place
                 if key in self._places:
                     known = self[self._places[key]]
                     self[self._places[key]] = replace(known, count=known.count + finding.count)
@@ -81,8 +90,11 @@ class Watch:
         options: what is looked for.
     """
 
-    def __init__(self, options: Options, wanted: Selection) -> None:
+    def __init__(self, options: Options, wanted: Selection, stops: Stops | None = None) -> None:
         self.findings = Findings()
+        self._stops = stops
+        if stops is not None:
+            self.findings.stops = stops.seen
         self.options = options
         self._wanted = wanted
 
@@ -100,6 +112,10 @@ class Watch:
             return True
         launch = whole_blocks(launch) if in_cuda else launch
         kernel = instrumented(spec)
+        if self._stops is not None and not in_cuda:
+            self._stops.look(spec, inputs, outputs, launch, self.options)
+        for remark in kernel.notes:
+            self.findings.note(remark)
         before = bytes_of(outputs) if self.options.stress else []
         result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
         reader = _Reader(spec, kernel, inputs, outputs, launch, result)
@@ -195,6 +211,9 @@ class Watch:
             ]
             try:
                 self.launch(spec, facts[: len(inputs)], facts[len(inputs) :], launch)
+            except SystemExit:  # of a stop: C called, and cannot raise
+                _thread.interrupt_main()
+                return _FAULT
             except Exception as error:
                 self.findings.note(f"{launch.of(spec.kernel)} could not be checked: {error}")
                 return _FAULT
@@ -304,7 +323,9 @@ class _Reader:
             more["thread"], more["threadgroup"] = position(event.thread, event.group, self._launch)
         if KINDS[event.kind] in ("RACE", "DIVERGENCE"):
             other = other_places_of(event, self._kernel).first
-            more["other_line"] = other.line if other else None
+            if other is not None:
+                more["other_line"] = other.line
+                more["other_text"] = texts.line_of(self._spec.kernel, other.where, other.line)
             group = event.other_group if KINDS[event.kind] == "RACE" else event.group
             more["other_thread"], more["other_threadgroup"] = position(
                 event.other_thread, group, self._launch
@@ -324,7 +345,9 @@ class _Reader:
             for other in events
             if other.array not in (-1, event.array)
             and KIND_OF[KINDS[other.kind]] == KIND_OF[KINDS[event.kind]]
-            and places_of(other, self._kernel).first == places.first
+            and (place := places_of(other, self._kernel).first) is not None
+            and places.first is not None
+            and place[:2] == places.first[:2]
         }
         return f" The same line does so with {', '.join(names)}." if names else ""
 
@@ -431,7 +454,7 @@ def places_of(event: Event, kernel: Instrumented) -> Places:
     if event.file:
         where = event.file.decode().rpartition(".")[2]
         chain.insert(0, Place(where, event.line, event.column))
-    return _places(chain or lines.places(event.pc))
+    return _places(chain or lines.places(event.pc) or lines.places(event.other_pc))
 
 
 def other_places_of(event: Event, kernel: Instrumented) -> Places:
@@ -462,7 +485,7 @@ def _turned(event: Event, kernel: Instrumented) -> Event:
     turned.thread, turned.other_thread = event.other_thread, event.thread
     turned.threads, turned.other_threads = event.other_threads, event.threads
     turned.group, turned.other_group = event.other_group, event.group
-    turned.value[0] = (event.value[0] & 1) << 1 | (event.value[0] & 2) >> 1
+    turned.value[0] = (event.value[0] & 1) << 1 | (event.value[0] & 2) >> 1 | event.value[0] & 4
     turned.caller[:] = [0] * len(event.caller)
     return turned
 

@@ -1,5 +1,5 @@
 """The command line: ``ferrule bench``, ``build``, ``cache``, ``check``, ``demo``, ``doctor``,
-``inspect`` and ``run``.
+``fuzz``, ``gate``, ``inspect`` and ``run``.
 
 Exit codes: 0, all went well; 1, a check that the command makes has failed; 2, the command line or
 a kernel was wrong, and a message says what.
@@ -31,7 +31,18 @@ class _Commands(click.Group):
         return run()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["bench", "build", "cache", "check", "demo", "doctor", "inspect", "run"]
+        return [
+            "bench",
+            "build",
+            "cache",
+            "check",
+            "demo",
+            "doctor",
+            "fuzz",
+            "gate",
+            "inspect",
+            "run",
+        ]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name == "bench":
@@ -46,6 +57,10 @@ class _Commands(click.Group):
             from .demo import command
         elif cmd_name == "doctor":
             from .doctor import command
+        elif cmd_name == "fuzz":
+            from .fuzz import command
+        elif cmd_name == "gate":
+            from .gate import command
         elif cmd_name == "inspect":
             from .inspect import command
         elif cmd_name == "run":

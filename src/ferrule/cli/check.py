@@ -12,7 +12,7 @@ import click
 
 import ferrule
 
-from ..check import at_exit, baseline, formats
+from ..check import at_exit, baseline, breaks, formats
 from ..check.findings import Finding
 from ..check.report import show
 from ..check.results import Results, numbered, write_file
@@ -65,6 +65,7 @@ class _Command(AsPython):
 @click.option(
     "--pytest", "tests", is_flag=True, help="Run pytest; all that follows is given to it."
 )
+@click.option("--prove", is_flag=True, help="PROGRAM is an op, as FILE:OP: prove what holds of it.")
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND", help="Check this kind; may be repeated."
 )
@@ -89,6 +90,13 @@ class _Command(AsPython):
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
     help="End the program after that time, and report what was found.",
+)
+@click.option(
+    "--break",
+    "stop_at",
+    multiple=True,
+    metavar="[KERNEL:]LINE[:THREAD]",
+    help="Show a thread at this line of a body, with its variables; may be repeated.",
 )
 @click.option(
     "--install-mlx",
@@ -118,6 +126,7 @@ class _Command(AsPython):
 def command(
     module: bool,
     tests: bool,
+    prove: bool,
     program: str | None,
     arguments: tuple[str, ...],
     kinds: tuple[str, ...],
@@ -125,6 +134,7 @@ def command(
     kernels: tuple[str, ...],
     sample: int | None,
     time_limit: float | None,
+    stop_at: tuple[str, ...],
     install_mlx: bool,
     baseline_file: str | None,
     new_baseline: str | None,
@@ -136,12 +146,22 @@ def command(
     stderr.
 
     Exit codes: 0, nothing was found; 1, there are findings; 2, the command line is wrong, the
-    program failed, or its time was over.
+    program failed, or its time was over. Of a proof: 0, all is proved; 1, a call refutes it; 2,
+    something is not supported.
     """
     if program is None and not tests:
         raise click.UsageError("Missing argument 'PROGRAM', or --pytest.")
+    if prove and program is not None:
+        from .check_prove import run_proof
+
+        run_proof(program)
+        return
     if outputs["json_file"] == outputs["sarif_file"] == "-":
         raise click.UsageError("--json and --sarif cannot both write to stdout.")
+    if stop_at and tests:
+        raise click.UsageError("--break is for a program, not for --pytest.")
+    for text in stop_at:
+        breaks.parse(text)
     wanted = selection(kinds, ignore, kernels)
     known = baseline.read(baseline_file) if baseline_file is not None else None
     reports = _Reports(
@@ -156,19 +176,25 @@ def command(
         if tests:
             _run_tests(given, reports, sample, time_limit)
         else:
-            _run_checked(module, given, reports, sample, time_limit)
+            _run_checked(module, given, reports, sample, time_limit, stop_at)
 
     raise Program(run)
 
 
 def _run_checked(
-    module: bool, given: Sequence[str], reports: _Reports, sample: int | None, seconds: float | None
+    module: bool,
+    given: Sequence[str],
+    reports: _Reports,
+    sample: int | None,
+    seconds: float | None,
+    stop_at: Sequence[str],
 ) -> None:
     from ..check.checking import checking
 
     # Kinds and kernels are named where not all are wanted: what is not watched costs nothing.
     kinds = None if reports.wanted.kinds == ALL else reports.wanted.kinds
-    with checking(kinds=kinds, kernels=reports.wanted.kernels or None, sample=sample) as found:
+    kernels = reports.wanted.kernels or None
+    with checking(kinds=kinds, kernels=kernels, sample=sample, stop_at=stop_at) as found:
         program, *arguments = given
         ending = _ended(
             lambda: run_program(module, program, tuple(arguments), "check"), seconds, found, reports

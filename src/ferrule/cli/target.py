@@ -133,7 +133,7 @@ def find_kernel(target: str, *, ops: bool = False) -> tuple[str, Any]:
         place, path = target, ""
     if not place:
         raise Fault(f"{target!r}: expected FILE:NAME or package.module:NAME.")
-    module = _load(place)
+    module = load_module(place)
     if not path:
         kernels = _of_kind(AnyKernel, module) or (_of_kind(Op, module) if ops else {})
         if len(kernels) == 1:
@@ -183,8 +183,12 @@ def _of_kind(kind: Any, module: types.ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if isinstance(value, kind)}
 
 
-def _load(place: str) -> types.ModuleType:
-    """The module in a file, or the one of that name."""
+def load_module(place: str) -> types.ModuleType:
+    """The module in a file, or the one of that name.
+
+    Raises:
+        Fault: there is none, or it raises something.
+    """
     is_file = place.endswith(".py") or os.sep in place or os.path.isfile(place)
     if is_file and not os.path.isfile(place):
         problem = "is a folder" if os.path.isdir(place) else "does not exist"

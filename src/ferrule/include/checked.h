@@ -28,6 +28,7 @@ FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name,
                                unsigned long item, unsigned long align, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
+FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
@@ -39,7 +40,18 @@ FR_WATCH void fr_watch_yield();
 FR_WATCH void fr_watch_trap(const void* caller);
 FR_WATCH unsigned fr_watch_to_shared(const volatile void* at);
 FR_WATCH void* fr_watch_from_shared(unsigned at);
+#if defined(FR_STOPS)
+FR_WATCH bool fr_watch_waits;      // the thread that ran waits at a line (stops.h)
+FR_WATCH void fr_watch_stopped();  // shows what it has
+#endif
 FR_WATCH void fr_watch_leave();  // defined by fiber.h: ends the thread that runs
+
+namespace fr {
+// A local variable is read; `set` says whether it has a value (source/unset.py).
+inline __attribute__((always_inline)) void used(bool set, const char* name) {
+  if (!set) fr_watch_unset(name);
+}
+}  // namespace fr
 
 #else
 #define FR_PER_THREAD thread_local

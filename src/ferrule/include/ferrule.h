@@ -25,6 +25,7 @@
 #include "simd.h"
 #if defined(FR_FIBERS)
 #include "fiber.h"
+#include "stops.h"
 #elif defined(FR_SPLIT) || defined(FR_ROWS)
 #include "split.h"
 #endif

@@ -175,6 +175,9 @@ FR_QUIET inline void resume(fibers* f, fiber& lane) {
   fr_watch_current = lane.index;
 #endif
   fr_switch(&f->scheduler, lane.stack_pointer);
+#if defined(FR_STOPS)
+  for (; fr_watch_waits; fr_switch(&f->scheduler, lane.stack_pointer)) fr_watch_waits = false, fr_watch_stopped();
+#endif
 #if defined(FR_CHECKED)
   fr_watch_current = ~0u;
 #endif

@@ -33,8 +33,11 @@ from .syntax import (
     part,
     walk,
 )
+from .unset import watch_locals
 
 _STORAGE = "static thread_local __attribute__((aligned(16)))"
+# In a checked text, which runs on one thread: of declarations that `_memory` leaves as they are.
+UNWATCHED = _STORAGE.replace("thread_local ", "")
 
 
 def text(p: Prepared, *, checked: bool = False) -> str:
@@ -45,7 +48,8 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     """
     params = parameters(p.spec)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    source = mark_places(p.text.source, p, body=True, checked=checked)
+    watched = watch_locals(p.text.source) if checked else p.text.source
+    source = mark_places(watched, p, body=True, checked=checked)
     header = mark_places(p.text.header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
@@ -82,7 +86,8 @@ def mark_places(text: str, p: Prepared, *, body: bool, checked: bool = False) ->
             edits += _memory(tree, node, checked)
         elif node.type == "call_expression":
             edits += _call_marks(tree, node, helpers, set(SYNC) - defined_here)
-    return _mark_calls(tree.edited(edits), p.kernel.name, defined_here & SYNC)
+    storage = UNWATCHED if checked else _STORAGE
+    return _mark_calls(tree.edited(edits), p.kernel.name, defined_here & SYNC, storage)
 
 
 def _memory(tree: Tree, node: Node, checked: bool) -> list[Edit]:
@@ -92,7 +97,8 @@ def _memory(tree: Tree, node: Node, checked: bool) -> list[Edit]:
     """
     names = [n for n in map(declared_name, declarators(node)) if n is not None]
     line, end = node.start_point[0] + 1, node.end_byte
-    if not checked:
+    shapes = ("identifier", "array_declarator")
+    if not checked or any(d.type not in shapes for d in declarators(node)):
         notes = " ".join(shared_note(line, tree.text(n)) for n in names)
         return [(end, end, f" {notes}")]
     words = node.start_byte, node.start_byte + len("thread_local")
@@ -156,12 +162,12 @@ def _loop_marks(node: Node) -> list[Edit]:
     return edits
 
 
-def _mark_calls(text: str, kernel: str, redefined: set[str]) -> str:
+def _mark_calls(text: str, kernel: str, redefined: set[str], storage: str) -> str:
     code = tokens(text, kernel=kernel, where="source")
     parts = solid(code)
     for i, token in enumerate(parts):
         if token.text == "thread_local":
-            token.text = _STORAGE
+            token.text = storage
         synchronises = token.kind == "word" and token.text in (SYNC | MATRIX_OPS) - redefined
         if synchronises and text_at(parts, i + 1) == "(":
             empty = text_at(parts, i + 2) == ")"

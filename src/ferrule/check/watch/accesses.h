@@ -36,7 +36,8 @@ void race(unsigned number, uintptr_t address, unsigned size, uintptr_t pc, recor
   e->size = size;
   e->other_thread = r.thread;
   e->other_group = group_of(r, &e->other_threads);
-  e->value[0] = what;  // 1: the later one writes; 2: the earlier one
+  const bool barrier = in_this_group(r) && r.epoch < w.barrier_since;
+  e->value[0] = what | (barrier ? 4 : 0);  // 1: the later one writes; 2: the earlier one; 4: a barrier is between
   e->value[1] = e->other_group != e->group;
   const unsigned ahead = (fr_watch_rounds[fr_watch_current] - r.round) & 63;
   e->later = e->value[1] ? 0 : ahead < 32 ? int(ahead) : int(ahead) - 64;
@@ -189,6 +190,7 @@ void atomic_access(uintptr_t address, unsigned size, bool read, bool write, uint
 
 void order(unsigned flags) {
   advance();
+  w.barrier_since = w.epoch;
   if (flags & TO_DEVICE) w.device_since = w.epoch, w.released = w.epoch - 1;
   if (flags & TO_THREADGROUP) w.shared_since = w.epoch;
 }

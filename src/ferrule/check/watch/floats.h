@@ -67,7 +67,13 @@ void on_trap(int number, siginfo_t* info, void* context) {
   }
 #endif
   if (info->si_code <= 0 && w.open && w.stop) {  // of `fr_watch_stop`, to a loop without accesses
-    if (fr_watch_current != NOBODY) give_up(w.last);
+    uintptr_t pc = w.last, stack = w.fibers_begin;
+#if defined(__x86_64__)
+    const auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+    pc = uintptr_t(registers[REG_RIP]) + 1, stack = uintptr_t(registers[REG_RSP]);
+#endif
+    // Not while the scheduler runs, or has just been left: only a thread's own stack can be left.
+    if (fr_watch_current != NOBODY && stack >= w.fibers_begin && stack < w.fibers_end) give_up(pc);
     return;
   }
   if (w.fpe_before.sa_flags & SA_SIGINFO) w.fpe_before.sa_sigaction(number, info, context);

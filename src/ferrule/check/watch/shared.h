@@ -22,7 +22,7 @@ enum watch_kind : uint32_t {
   BOUNDS_WRITE,
   WILD,              // value: the address
   BOUNDS_PRIVATE,    // value: the index; text: the type
-  RACE,              // other_*: the access that came first; value: which of both write, and what ordered
+  RACE,              // other_*: the access that came first; value: which of both write, and whether groups differ
   UNINITIALISED,
   DIVERGENCE,        // other_thread, other_pc: who does not come; value: whether it has returned
   LANE,              // value: the lane, and how many there are; text: the operation
@@ -37,6 +37,7 @@ enum watch_kind : uint32_t {
   GAVE_UP,           // a thread that did not end
   ASSERTION,         // text: the condition; value: size operands
   CRASH,             // a fault: a stack that overflowed, or is overwritten
+  UNSET,             // text: a local variable that is read, and has no value
   NO_ROOM,           // more arrays than can be watched
   NOT_NAMED,         // in CUDA: a lane is not in the mask that it gives
   ABSENT,            // other_thread is in it, and does not come

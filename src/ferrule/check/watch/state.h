@@ -77,7 +77,7 @@ struct state {
   uintptr_t image_begin, image_end, stack_begin, stack_end, fibers_begin, fibers_end, scratch_begin, scratch_end;
   unsigned threads;
   uint64_t group;
-  uint32_t epoch, group_first, device_since, shared_since, released, acquired;
+  uint32_t epoch, group_first, device_since, shared_since, barrier_since, released, acquired;
   uint32_t simd_device[MOST_THREADS / 32], simd_shared[MOST_THREADS / 32];
   uint32_t fenced[MOST_THREADS];        // each thread's last fence
   uint32_t acquired_by[MOST_THREADS];   // what is up to then is before what each thread does
@@ -129,7 +129,7 @@ void advance() {
     }
   }
   memset(w.published, 0, sizeof w.published);
-  w.epoch = w.group_first = w.device_since = w.shared_since = 1;
+  w.epoch = w.group_first = w.device_since = w.shared_since = w.barrier_since = 1;
   w.acquired = w.released = 0;
   memset(w.fenced, 0, sizeof w.fenced);
   memset(w.acquired_by, 0, sizeof w.acquired_by);
@@ -192,7 +192,7 @@ void leave() {
 }
 
 void give_up(uintptr_t pc) {
-  if (w.hangs) add(GAVE_UP, -1, pc);
+  if (w.hangs) add(GAVE_UP, -1, pc, w.last);  // in the author's text, or in what that called
   leave();
 }
 

@@ -41,7 +41,7 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
   return 1;
 }
 
-API int fr_watch_stopped() { return int(w.stop); }
+API int fr_watch_ended_early() { return int(w.stop); }
 
 // Threads that have ended, by themselves or not.
 API uint64_t fr_watch_progress() { return w.progress; }
@@ -111,7 +111,7 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
   w.fibers_begin = uintptr_t(stacks), w.fibers_end = w.fibers_begin + stack_bytes;
   w.group = unit, w.threads = threads;
   advance();
-  w.group_first = w.device_since = w.shared_since = w.epoch;
+  w.group_first = w.device_since = w.shared_since = w.barrier_since = w.epoch;
   w.released = 0;
   w.group_epoch[w.groups] = w.epoch, w.group_unit[w.groups] = unit, w.group_threads[w.groups] = threads;
   if (w.groups + 1 < w.most_groups) ++w.groups;
@@ -222,6 +222,11 @@ HOOK void fr_watch_shift(unsigned bits, long count) {
   if (watch_event* e = add(SHIFT, -1, CALLER)) e->value[0] = bits, e->value[1] = uint64_t(count);
 }
 
+HOOK void fr_watch_unset(const char* name) {
+  if (fr_watch_current == NOBODY) return;
+  if (watch_event* e = add(UNSET, -1, CALLER)) copy_text(e->text, name);
+}
+
 HOOK void fr_watch_half(float value) {
   if (fr_watch_current == NOBODY) return;
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
@@ -250,3 +255,4 @@ API void fr_check_assert(bool holds, const char* condition, int line, const char
   for (unsigned i = 0; i < count && i < 2; ++i) e->value[i] = values[i].bits, e->operand_kind[i] = uint32_t(values[i].kind);
 }
 
+#include "stops.h"

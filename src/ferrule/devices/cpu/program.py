@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ... import cache
 from ...errors import ABANDONED, CompileError, DeviceError, DialectError, abandoned
 from ...kernel import Kernel
-from ...source import ENTRY
+from ...source import ENTRY, Note
 from ...spec import Facts, Launch, Spec
 from ...tools import fastcall, loader, toolchain
 from ...tools.binding import FEW, MORE, Progress, runtime
@@ -327,6 +327,10 @@ class CpuDevice:
                 self._portability.say(kernel, portability.of_shared_memory(size, line))
                 return
 
+    def warn(self, kernel: Kernel, notes: Sequence[Note]) -> None:
+        """Warn, once, of what Apple refuses of a kernel."""
+        self._portability.say(kernel, notes)
+
     # -- binaries --------------------------------------------------------------------------------
 
     def flags(
@@ -409,13 +413,13 @@ class CpuDevice:
         )
         if (cached := answered(request)) is not None:
             mode, notes, payload = cached
-            self._portability.say(spec.kernel, notes)
+            self.warn(spec.kernel, notes)
             return payload, mode
         from .build import Build  # a kernel from the cache needs no text and no parser
 
         build = Build(spec, form, _mode.get(), folder)
         notes = build.notes()
-        self._portability.say(spec.kernel, notes)
+        self.warn(spec.kernel, notes)
         mode, text = build.text()
         plain = self.flags(spec.kernel, compiler, mode, build.fuses_freely, folder is not None)
 
