@@ -12,8 +12,8 @@ import pytest
 import cuda_on_cpu
 import cuda_ops
 import ferrule
-from ferrule import ops
 from cuda_catalogue import BUGS, Bug
+from ferrule import ops
 from ferrule.check.findings import Finding
 from ferrule.errors import DeviceError
 
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_noted_and_refused() -> None:
         kernel(**call)
 
 
-# -- ops' implementations in CUDA --------------------------------------------------------------------
+# -- ops whose implementations are in CUDA ----------------------------------------------------------
 
 UNIT = """#include "tile.cuh"
 template <class V> __global__ void turn(const V* x, V* y, int n) {
@@ -166,9 +166,8 @@ TILE += "__device__ inline void put(int i, float v) {\n  tile[i] = v;\n}\n"
     ],
 )
 def test_units(good: str, bad: str, found: list[Any]) -> None:
-    step = ferrule.cuda_step(
-        "turn<T>", ["x", "y", "N:int32"], blocks=1, block="N", shared_memory="4*N"
-    )
+    arguments = ["x", "y", "N"]
+    step = ferrule.cuda_step("turn<T>", arguments, blocks=1, block="N", shared_memory="4*N")
     text = UNIT.replace(good, bad, 1)
     unit = ferrule.cuda_unit(text, steps=[step], headers={"tile.cuh": TILE})
     op = ferrule.op("turned", "x[N]:T -> y[N]:T", cuda=unit)
@@ -209,22 +208,60 @@ def rows(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
-READY: dict[str, tuple[Any, list[Any]]] = {
-    "softmax": (ops.softmaxes._softmax(0, False), [rows(3, 1000)]),
-    "layer_norm": (
-        ops.norms._layer_norm(0, True, True, False), [rows(3, 1000), rows(1000), rows(1000), 1e-5]),
-    "rms_norm": (ops.norms._rms_norm(0, True, True, False), [rows(3, 64), rows(64), 1e-5]),
-    "grid_sample": (
-        ops.sampling.sampler("bilinear", "zeros", False, "NHWC", False),
-        [rows(2, 5, 7, 8), rows(2, 3, 4, 2)]),
-}  # fmt: skip
+def ready(name: str) -> tuple[Any, list[Any]]:
+    """A ready op that has a unit, and its inputs."""
+    x, residual, weight, bias = rows(3, 1000), rows(3, 1000), rows(1000), rows(1000)
+    given: dict[str, Any] = {
+        "x": x, "residual": residual, "weight": weight, "bias": bias, "eps": 1e-5
+    }  # fmt: skip
+    if name == "softmax":
+        op = ops.softmaxes._softmax(0, False)
+    elif name == "layer_norm":
+        op = ops.norms._layer_norm(0, True, True, False)
+    elif name == "rms_norm":
+        op = ops.norms._rms_norm(0, True, True, False)
+    elif name == "weights_of_norms":
+        op = ops.norm_weights._gradients(True, False, False)
+        given |= {"x": x[None], "cotangent": residual[None]}
+    elif name == "grid_sample":
+        op = ops.sampling.sampler("bilinear", "zeros", False, "NHWC", False)
+        given = {"x": rows(2, 9, 9, 16), "grid": np.clip(rows(2, 5, 5, 2), -1.1, 1.1)}
+    elif name == "gathered":
+        op = ops.gathered._gathered("lr", True)
+        rhs = np.sort(np.random.default_rng(0).integers(0, 4, 40)).astype(np.int64)
+        lhs = np.arange(40, dtype=np.int32)
+        given = {"x": rows(40, 1, 512), "w": rows(4, 64, 512), "lhs": lhs, "rhs": rhs}
+    else:
+        op = ops.quantized._product("affine", 64, 4, True, "", False)
+        words = np.random.default_rng(0).integers(0, 2**32, (64, 64), np.uint64).astype(np.uint32)
+        given = {"x": rows(16, 512), "w": words, "scales": rows(64, 8), "biases": rows(64, 8)}
+    return op, [given.get(argument.name, given.get("x")) for argument in op.rule.inputs]
+
+
+# Lanes behind the end of a row add what shared memory has there to sums that nobody stores.
+HARMLESS = {"weights_of_norms": {"uninitialised"}}
+READY = [
+    "softmax",
+    "layer_norm",
+    "rms_norm",
+    "weights_of_norms",
+    "grid_sample",
+    "gathered",
+    "quantized",
+]
 
 
 @pytest.mark.parametrize("name", READY)
 def test_ready_ops_that_are_right(name: str) -> None:
-    op, values = READY[name]
+    op, values = ready(name)
     expected = op(*values)
     with ferrule.checking(cuda=True) as findings:
         given = op(*values)
-    assert not findings, shown(findings)
-    np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-4)
+    assert {f.kind for f in findings} == HARMLESS.get(name, set()), shown(findings)
+    for one, other in zip(*map(several, (given, expected)), strict=True):
+        limit = 2e-2 if name in ("gathered", "quantized") else 1e-4
+        assert np.abs(one - other).max() <= limit * np.abs(other).max()
+
+
+def several(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -67,7 +67,8 @@ class Instrumented:
         self.library, self.entry = loader.load_library(payload, f"{name}.checked"), entry
         self._payload = payload
         self.notes = [
-            f"kernel {name!r}: threadgroup memory is not watched; its declarations are not understood."
+            f"kernel {name!r}: threadgroup memory is not watched; its declarations are not "
+            "understood."
         ] * (fibers.UNWATCHED in text)
         self.texts = tuple(_part(text, f"{name}.{part}").encode() for part in ("source", "header"))
         self.unset: list[tuple[Place, str]] = []

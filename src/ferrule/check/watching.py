@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.protocol import Native
@@ -22,6 +22,7 @@ from .findings import Finding
 from .instrument import Instrumented, instrumented, instrumented_unit
 from .lines import Place
 from .messages import KIND_OF, position, shown, words
+from .places import Places, compared, other_places_of, places_of
 from .select import Selection, unsuppressed
 from .stop_report import Stop
 from .stopping import Stops
@@ -424,51 +425,6 @@ class _Reader:
         return x + self._launch.grid[0] * (y + self._launch.grid[1] * z)
 
 
-class Places(NamedTuple):
-    """Where an event happened.
-
-    Attributes:
-        body: in the author's body.
-        header: in a function of the header, which the body calls.
-    """
-
-    body: Place | None
-    header: Place | None = None
-
-    @property
-    def first(self) -> Place | None:
-        """The place in the body, or what is known."""
-        return self.body or self.header
-
-
-def places_of(event: Event, kernel: Instrumented) -> Places:
-    """Where an event happened."""
-    called, *computed = event.origin
-    lines = kernel.lines
-    # Of a NaN: what functions compute on their way to a number is no origin.
-    origins = [called, *(pc for pc in computed if lines.direct(pc)), *computed]
-    for pc in filter(None, origins):
-        if chain := lines.places(pc):
-            return _places(chain)
-    chain = [place for pc in event.caller if pc for place in lines.places(pc)]
-    if event.file:
-        where = event.file.decode().rpartition(".")[2]
-        chain.insert(0, Place(where, event.line, event.column))
-    return _places(chain or lines.places(event.pc) or lines.places(event.other_pc))
-
-
-def other_places_of(event: Event, kernel: Instrumented) -> Places:
-    """Where the other access of a race happened."""
-    return _places(kernel.lines.places(event.other_pc))
-
-
-def _places(chain: Sequence[Place]) -> Places:
-    """Of places and the calls that led to them."""
-    body = next((place for place in chain if place.where == "source"), None)
-    header = chain[0] if chain and chain[0].where == "header" else None
-    return Places(body, header)
-
-
 def _turned(event: Event, kernel: Instrumented) -> Event:
     """A race with the access first that comes later: by the rounds of loops, and by the text.
 
@@ -502,7 +458,7 @@ def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
     for event in result.events:
         if KINDS[event.kind] == "RACE":
             places = places_of(event, kernel).first, other_places_of(event, kernel).first
-            if _compared(event, places, kernel):
+            if compared(event, places, kernel):
                 continue
             raced |= {(event.array, place) for place in places}
             pair = event.array, frozenset(places)
@@ -516,19 +472,6 @@ def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
         if KINDS[event.kind] != "UNINITIALISED"
         or (event.array, places_of(event, kernel).first) not in raced
     ]
-
-
-def _compared(
-    event: Event, places: tuple[Place | None, Place | None], kernel: Instrumented
-) -> bool:
-    """Whether a race is of an element that one thread reads and another changes by atomicCAS: what
-    is read is compared there, as NVIDIA's guide has it."""
-    writes = event.value[0]
-    writer = places[0] if writes == 1 else places[1] if writes == 2 else None
-    if writer is None:
-        return False
-    lines = kernel.texts[writer.where == "header"].split(b"\n")
-    return writer.line <= len(lines) and b"atomicCAS" in lines[writer.line - 1]
 
 
 def _overlap(a: Facts, b: Facts) -> bool:

@@ -15,6 +15,7 @@ from ..kernels.arguments import fill_value, renamed, shown, wrong_type
 from ..rules.argument import Argument, as_declared, listed
 from ..spec import Facts, extent
 from .bodies import BodyLaunch, KernelBody
+from .checked_call import OnCpu, in_cuda
 from .launch import Arguments, BoundCall, bound, check_empty, number, prepare
 from .runners import Runner
 from .unit_call import run_unit
@@ -49,10 +50,10 @@ def eager(
     """
     call, host, arrays = bound_arrays(op, values)
     maker = host if maker_of is None else maker_of(host)
-    on_cpu = _in_cuda(call)
-    if on_cpu is not None:
+    on_cpu = in_cuda(call)
+    if on_cpu is not None and choose(on_cpu).kind == "cuda":
         facts = cast(Callable[[Any], Facts], host.facts)
-        outputs = run_body(on_cpu, choose(on_cpu), _OnCpu(maker), facts, 0)  # type: ignore[arg-type]
+        outputs = run_body(on_cpu, choose(on_cpu), OnCpu(maker), facts, 0)  # type: ignore[arg-type]
         return packed(host.finish(f"op {op.name!r}", list(arrays.values()), outputs))
     chosen = choose(call)
     queue = host.stream(None, call.device)
@@ -72,37 +73,6 @@ def eager(
     for value, copy in copies_of_written(op, values, arrays):
         value[...] = copy
     return packed(finished)
-
-
-def _in_cuda(call: BoundCall) -> BoundCall | None:
-    """A call on the CPU as one of a GPU, where what is checked takes an implementation in CUDA."""
-    from ..devices import protocol as devices
-
-    op, watcher = call.op, devices.watcher
-    if watcher is None or call.device != "cpu" or op.in_place or not watcher.units(op.name):
-        return None
-    arguments = {
-        name: value._replace(device=devices.ON_CPU) if isinstance(value, Facts) else value
-        for name, value in call.arguments.items()
-    }
-    other = bound(op, devices.ON_CPU, arguments)
-    return other if choose(other).kind == "cuda" else None
-
-
-class _OnCpu:
-    """A host whose arrays for such a call are on the CPU."""
-
-    def __init__(self, host: Any) -> None:
-        self._host = host
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._host, name)
-
-    def empty(self, shape: Any, dtype: Any, device: str) -> Any:
-        return self._host.empty(shape, dtype, "cpu")
-
-    def full(self, shape: Any, value: Any, dtype: Any, device: str) -> Any:
-        return self._host.full(shape, value, dtype, "cpu")
 
 
 def packed(outputs: Sequence[Any]) -> Any:
