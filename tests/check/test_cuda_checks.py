@@ -140,7 +140,7 @@ def test_what_is_not_known_is_noted_and_refused() -> None:
         kernel(**call)
 
 
-# -- ops whose implementations are in CUDA ----------------------------------------------------------
+# -- ops whose implementations are in CUDA ---------------------------------------------------------
 
 UNIT = """#include "tile.cuh"
 template <class V> __global__ void turn(const V* x, V* y, int n) {
