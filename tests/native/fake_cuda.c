@@ -214,6 +214,17 @@ API int cuMemAlloc_v2(void** at, size_t bytes) {
 API int cuMemFree_v2(void* at) { free(at); return 0; }
 API int cuMemcpyHtoD_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
 API int cuMemcpyDtoH_v2(void* to, const void* from, size_t n) { memcpy(to, from, n); return 0; }
+API int cuStreamSynchronize(void* stream) { (void)stream; return 0; }
+API int cuMemcpyDtoHAsync_v2(void* to, const void* from, size_t n, void* stream) {
+  (void)stream;
+  memcpy(to, from, n);
+  return 0;
+}
+API int cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  *status = 0;
+  return 0;
+}
 API int cuCtxSynchronize(void) { return 0; }
 API int cuStreamQuery(void* stream) { return stream ? INVALID : queried ? queried-- : 0; }
 API int cuGetErrorName(int status, const char** text) {

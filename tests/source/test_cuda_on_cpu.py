@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 import cuda_on_cpu
 import ferrule as fe
 from cuda_bodies import BODIES, INDEX, RANDOM, Body, F
+from ferrule.check import watched
+from ferrule.check.instrument import instrumented
 from ferrule.devices.cpu import cuda_bodies
 from ferrule.source.cuda import on_cpu
+from ferrule.spec import Launch
 from ferrule.tools import loader
 from strategies import make_spec
 
@@ -334,31 +337,6 @@ def test_an_error_is_at_its_line() -> None:
 
 # -- what is checked -------------------------------------------------------------------------------
 
-WATCHED = """
-namespace fr {
-struct noted { unsigned line; const char* name; unsigned long bytes; char memory[4096]; };
-static noted all[8];
-static char* note(unsigned line, const char* name, unsigned long bytes) {
-  for (noted& one : all) {
-    if (one.line == 0) one.line = line, one.name = name, one.bytes = bytes;
-    if (one.line == line && !strcmp(one.name, name)) return one.memory;
-  }
-  return nullptr;
-}
-template <class T> T& checked_shared(unsigned line, const char* name) {
-  return *reinterpret_cast<T*>(note(line, name, sizeof(T)));
-}
-void* checked_dynamic_shared(unsigned line, const char* name, unsigned bytes) {
-  return note(line, name, bytes);
-}
-}
-extern "C" void fr_check_assert(bool, const char*, int, ...) {}
-FR_EXPORT unsigned long noted(int i, unsigned* line, char* name) {
-  *line = fr::all[i].line;
-  if (fr::all[i].name) strcpy(name, fr::all[i].name);
-  return fr::all[i].bytes;
-}
-"""
 SHARED = """
 __shared__ float tile[4][8], *place; static __shared__ __align__(16) unsigned char raw[32];
 extern __shared__ int pool[];
@@ -373,19 +351,15 @@ def test_shared_memory_is_registered() -> None:
     source = SHARED + "out[0] = tile[0][0] + raw[0] + pool[0] + s.n + pair.a + of(1);"
     kernel = fe.cuda_kernel("k", ["a"], ["out"], source, header=header, shared_memory=64)
     spec = make_spec(kernel.kernel, [(fe.float32, (4,))])
-    text = on_cpu.text(spec, checked=True) + WATCHED
-    library = loader.load_library(cuda_bodies.compile_text(text, "k"), "k")
-    launch, kept = watched_launch(64)
-    library.fr_entry(ctypes.byref(launch), ctypes.c_uint64(0), ctypes.c_uint64(1), kept[0])
-    line, name = ctypes.c_uint(), ctypes.create_string_buffer(32)
-    found = []
-    for i in range(7):
-        size = library.noted(i, ctypes.byref(line), name)
-        found.append((line.value, name.value.decode(), size))
+    arrays = [np.zeros(4, np.float32) for _ in range(2)]
+    given = [cuda_on_cpu.facts(array) for array in arrays]
+    launch = Launch((1, 1, 1), (1, 1, 1), ((4,),), None, ())
+    result = watched.run(instrumented(spec), spec, given[:1], given[1:], launch, watched.Options())
+    found = [(a.line, a.name, a.bytes) for a in result.arrays if a.shape is None]
     pointer = ctypes.sizeof(ctypes.c_void_p)
     assert sorted(found) == sorted([
         (2, "tile", 128), (2, "place", pointer), (2, "raw", 32), (3, "pool", 64), (4, "s", 4),
-        (5, "pair", 8), (2, "outside", 64),
+        (5, "pair", 8),
     ])  # fmt: skip
 
 
@@ -469,7 +443,7 @@ static void tell(unsigned what, unsigned lane, unsigned line) {
 #include "cuda_on_cpu.h"
 FR_EXPORT unsigned first(int i) { return told[i]; }
 """
-NOT_NAMED, DOES_NOT_COME, NOT_THERE, WAITS_FOREVER = range(4)
+NOT_NAMED, DOES_NOT_COME, NOT_THERE, WAITS_FOREVER, NOT_AT_BARRIER = range(5)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +452,7 @@ NOT_NAMED, DOES_NOT_COME, NOT_THERE, WAITS_FOREVER = range(4)
         ("\n__syncwarp();\n__shfl_sync(~0u, 1, 3);\n__syncthreads();", None),
         ("\n__shfl_sync(~2u, 1, 0);", (NOT_NAMED, 1, 2)),
         ("if (threadIdx.x == 5) return;\nint v =\n  __shfl_sync(~0u, 1, 5);", (NOT_THERE, 0, 3)),
-        ("\n\nif (threadIdx.x != 7)\n  __syncwarp();\n__syncthreads();", (DOES_NOT_COME, 7, 4)),
+        ("\n\nif (threadIdx.x != 7)\n  __syncwarp();\n__syncthreads();", (NOT_AT_BARRIER, 7, 4)),
         ("auto w = cg::tiled_partition<32>(cg::this_thread_block());\n"
          "if (threadIdx.x != 9) w.shfl(1, 0);\n__syncthreads();", (DOES_NOT_COME, 9, 2)),
         ('if (threadIdx.x < 30)\nasm volatile("bar.sync 1, 32;");', (DOES_NOT_COME, 0, 2)),
@@ -548,5 +522,4 @@ def test_what_published_kernels_have() -> None:
     )  # fmt: skip
     sums = np.repeat(np.roll(a, -1).reshape(2, 32).sum(1), 32)
     np.testing.assert_array_equal(out, sums + 6 + 4 + 4 + 2 + 3 + 1)
-    spec = make_spec(kernel.kernel, [(fe.float32, (64,))])
-    cuda_bodies.compile_text(on_cpu.text(spec, checked=True) + WATCHED, "k")
+    instrumented(make_spec(kernel.kernel, [(fe.float32, (64,))]))

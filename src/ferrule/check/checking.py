@@ -12,10 +12,12 @@ from ..devices import protocol as devices
 from ..devices.protocol import Native
 from ..errors import KernelError
 from ..hosts import protocol as hosts
+from ..kernel import Kernel
 from ..tools import fastcall
 from . import baseline as known_findings
 from .select import selection
 from .stopping import Stops
+from .units import CudaOnCpu
 from .watched import Options
 from .watching import Findings, Watch
 
@@ -32,6 +34,7 @@ def checking(
     stress: bool = False,
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
+    cuda: bool = False,
     stop_at: Iterable[str] = (),
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
@@ -57,6 +60,8 @@ def checking(
         time_limit: seconds after which a launch is ended, which a note says; None: never. One in
             which no thread comes to its end for 20 seconds, or half of that time, hangs: that is a
             finding, and it is ended.
+        cuda: ops on NumPy's arrays take their implementations in CUDA, as a GPU of compute
+            capability 8.0 would, where they have some; matrix products are NumPy's.
         baseline: a file of known findings, which are left out at the end.
         stop_at: lines at which a thread is shown to stderr, once in each kernel, with its variables
             and arrays, as ``"[KERNEL:][header:]LINE[:THREAD][@N]"``; at a terminal it waits there.
@@ -86,6 +91,7 @@ def checking(
         stress=stress,
         sample=sample,
         seconds=time_limit,
+        cuda=cuda,
     )
     asked = list(stop_at)
     stops = Stops(asked) if asked else None
@@ -127,6 +133,28 @@ class _Watches:
         watch = self._here()
         return watch is not None and watch.launch(*call)
 
+    def units(self, name: str) -> bool:
+        """Whether an op's implementations in CUDA are run on the CPU: as `Watch.units`."""
+        watch = self._here()
+        return watch is not None and watch.units(name)
+
+    def unit(self, *call: Any) -> None:
+        """Run a CUDA unit's steps, watched: as `Watch.unit`."""
+        watch = self._here()
+        if watch is not None:
+            watch.unit(*call)
+
+    def note(self, text: str) -> None:
+        """Remark on what is not checked."""
+        watch = self._here()
+        if watch is not None:
+            watch.findings.note(text)
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether a kernel in CUDA is run on the CPU: as `Watch.runs`."""
+        watch = self._here()
+        return watch is not None and watch.runs(kernel)
+
     def native(self, *call: Any) -> Native | None:
         """What lets C run it: as `Watch.native`."""
         watch = self._here()
@@ -134,6 +162,7 @@ class _Watches:
 
 
 _watches = _Watches()
+devices.offered[devices.ON_CPU] = CudaOnCpu
 
 
 @contextmanager

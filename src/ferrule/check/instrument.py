@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 from .. import cache
 from ..devices import portability
 from ..devices.cpu.program import device
-from ..devices.diagnostics import compile_error
+from ..devices.diagnostics import compile_error, refused
 from ..devices.digests import INCLUDE, header_digest
 from ..errors import CompilerFailed
-from ..source import cpp, fibers
+from ..source import ENTRY, cpp, fibers
+from ..source.cuda import on_cpu, unit
 from ..spec import Spec
 from ..tools import loader, toolchain
+from ..unit import UnitSpec
 from .lines import Lines, Place, place_of
 
 SCHEMA = "1"  # raised when the same text, flags and compiler would be watched differently
@@ -35,6 +38,8 @@ _POINTER_CAST = re.compile(r"\*\s*(?:const\s*)?(?:__restrict__\s*)?[>)]")
 # the two branches alone, and take anything for it in the other.
 _CHOSEN_ARRAY = re.compile(r"\?[^;{}]*:[^;{}]*\)\s*\[")
 _GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
+# Quoted includes alone: <math.h> is the C library's.
+_FOR_CUDA = ("-iquote", str(INCLUDE), "-ffp-contract=off")
 _RUNTIME_FLAGS = (
     "-O2",
     "-fno-omit-frame-pointer",
@@ -51,20 +56,20 @@ class Instrumented:
     """A kernel that is loaded for checking.
 
     Attributes:
-        library: exports `fr_entry`, and what watch/watch.cpp does.
+        library: exports the entry, and what watch/watch.cpp does.
+        entry: the name of what runs threadgroups.
         notes: what is not watched, as remarks.
         texts: body and header as they were compiled, whose columns the compiler names.
         unset: where a local variable is read that was never set, and the compiler's words.
     """
 
-    def __init__(self, spec: Spec, payload: bytes, log: str, text: str) -> None:
-        self.library = loader.load_library(payload, f"{spec.kernel.name}.checked")
+    def __init__(self, name: str, payload: bytes, log: str, text: str, entry: str = ENTRY) -> None:
+        self.library, self.entry = loader.load_library(payload, f"{name}.checked"), entry
         self._payload = payload
         self.notes = [
-            f"kernel {spec.kernel.name!r}: threadgroup memory is not watched; its declarations are "
-            "not understood."
+            f"kernel {name!r}: threadgroup memory is not watched; its declarations are not "
+            "understood."
         ] * (fibers.UNWATCHED in text)
-        name = spec.kernel.name
         self.texts = tuple(_part(text, f"{name}.{part}").encode() for part in ("source", "header"))
         self.unset: list[tuple[Place, str]] = []
         for file, line, column, words in _UNSET.findall(log):
@@ -96,38 +101,69 @@ def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
         DialectError: the text uses something that ferrule refuses.
         ToolchainError: there is no compiler, or it crashed or hung.
     """
-    prepared = cpp.prepare(spec)
-    if not stops:  # of which the author's text has been told already
-        device().warn(spec.kernel, portability.notes(prepared))
-    text = fibers.text(prepared, checked=True)
     compiler = toolchain.find_compiler()
-    flags = [*_FLAGS, *toolchain.native_flags(compiler), f"-I{INCLUDE}"]
-    flags += [
-        flag
-        for flag in device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
-        if flag.startswith(("-ffp-contract", "-D__FAST_MATH__"))
-    ]
-    words = f"{spec.kernel.header}\n{spec.kernel.source}"
-    flags += ["-fsanitize=alignment"] if _POINTER_CAST.search(words) else []
-    flags += [] if _CHOSEN_ARRAY.search(words) else [_ARITHMETIC]
-    flags += ["-DFR_STOPS=1"] if stops else []
+    scalars: Sequence[str] = ()
+    if spec.kernel.language == "cuda":
+        on_cpu.refuse(spec)
+        text, flags = on_cpu.text(spec, checked=True), [*_FOR_CUDA]
+    else:
+        prepared = cpp.prepare(spec)
+        if not stops:  # of which the author's text has been told already
+            device().warn(spec.kernel, portability.notes(prepared))
+        text, scalars = fibers.text(prepared, checked=True), prepared.scalars
+        all_flags = device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
+        own = [f for f in all_flags if f.startswith(("-ffp-contract", "-D__FAST_MATH__"))]
+        flags = [f"-I{INCLUDE}", *own]
+    flags += _looking_at(f"{spec.kernel.header}\n{spec.kernel.source}")
+    flags += ["-DFR_STOPS=1"] if stops and spec.kernel.language == "metal" else []
+    try:
+        payload, log = _built(compiler, text, flags)
+    except CompilerFailed as failed:
+        name = f"{compiler.kind} {compiler.version}"
+        raise compile_error(spec.kernel, failed.log, name, scalars) from None
+    return Instrumented(spec.kernel.name, payload, log, text)
+
+
+@lru_cache(maxsize=256)
+def instrumented_unit(spec: UnitSpec, function: str) -> Instrumented:
+    """A function of a CUDA unit, loaded for checking; as `instrumented`."""
+    on_cpu.refuse(spec)
+    compiler = toolchain.find_compiler()
+    text = on_cpu.unit_text(spec, checked=True)
+    words = "\n".join([spec.source, *dict(spec.headers).values()])
+    try:
+        payload, log = _built(compiler, text, [*_FOR_CUDA, *_looking_at(words)])
+    except CompilerFailed as failed:
+        name = f"{compiler.kind} {compiler.version}"
+        raise refused("unit", spec.name, unit.texts(spec), failed.log, name) from None
+    return Instrumented(spec.name, payload, log, text, on_cpu.entry_of(spec, function))
+
+
+def _looking_at(text: str) -> list[str]:
+    """The flags for what is looked at in an author's text."""
+    flags = ["-fsanitize=alignment"] if _POINTER_CAST.search(text) else []
+    return flags + ([] if _CHOSEN_ARRAY.search(text) else [_ARITHMETIC])
+
+
+def _built(compiler: toolchain.Compiler, text: str, own: Sequence[str]) -> tuple[bytes, str]:
+    """The library of a text, and what the compiler said; from the cache if it is there.
+
+    Raises:
+        CompilerFailed: the compiler refused the text.
+    """
+    flags = [*_FLAGS, *toolchain.native_flags(compiler), *own]
     flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
     base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
     key = cache.digest("checked", *base, *flags, _runtime_digest(), text)
 
     def make() -> bytes:
-        try:
-            kernel, log = compiler.object(text, flags=flags)
-        except CompilerFailed as failed:
-            name = f"{compiler.kind} {compiler.version}"
-            raise compile_error(spec.kernel, failed.log, name, prepared.scalars) from None
+        kernel, log = compiler.object(text, flags=flags)
         library = compiler.link([kernel, _runtime(compiler)])
         words = log.encode()
         return b"%d\n%b%b" % (len(words), words, library)
 
     length, _, rest = cache.default().get_or_make(key, make).partition(b"\n")
-    log, payload = rest[: int(length)], rest[int(length) :]
-    return Instrumented(spec, payload, log.decode(errors="replace"), text)
+    return rest[int(length) :], rest[: int(length)].decode(errors="replace")
 
 
 @lru_cache(maxsize=1)

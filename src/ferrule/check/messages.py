@@ -27,6 +27,9 @@ KIND_OF = {
     "DIVISION": "arithmetic",
     "SHIFT": "arithmetic",
     "HALF_OVERFLOW": "arithmetic",
+    "NOT_NAMED": "lanes",
+    "ABSENT": "lanes",
+    "TRAP": "arithmetic",
     "MISALIGNED": "arithmetic",
     "WRITE_TO_INPUT": "alias",
     "GAVE_UP": "divergence",
@@ -47,12 +50,38 @@ class Words(NamedTuple):
     hint: str
 
 
-def words(event: Event, result: Result, launch: Launch) -> Words:
-    """The words for an event."""
+# What CUDA calls things, in the order in which they are looked for.
+_IN_CUDA = (
+    ("threadgroup_barrier(mem_flags::mem_threadgroup)", "__syncthreads()"),
+    ("threadgroup_barrier(mem_flags::mem_device)", "__syncthreads()"),
+    ("; that of mem_threadgroup orders threadgroup memory alone", ""),
+    ("simdgroup_barrier", "__syncwarp()"),
+    (", or use a packed_ type", ""),
+    ("Metal takes the count modulo the number of bits; other languages leave it open.",
+     "C++ leaves the result open."),
+    (" (atomic_outputs=True)", ""),
+    ("threadgroup memory", "shared memory"),
+    ("Threadgroup memory", "Shared memory"),
+    ("threadgroup", "block"),
+    ("simdgroup", "warp"),
+)  # fmt: skip
+
+
+def words(event: Event, result: Result, launch: Launch, language: str = "metal") -> Words:
+    """The words for an event, in the terms of a kernel's language."""
     kind = KINDS[event.kind]
     array = result.arrays[event.array] if event.array >= 0 else _NONE
     message, hint = _WORDS[kind](event, array, launch)
+    if language == "cuda":
+        message, hint = in_cuda(message), in_cuda(hint)
     return Words(KIND_OF[kind], message, hint)
+
+
+def in_cuda(text: str) -> str:
+    """A text with CUDA's words for Metal's."""
+    for word, instead in _IN_CUDA:
+        text = text.replace(word, instead)
+    return text
 
 
 def position(index: int, group: int, launch: Launch) -> tuple[Position, Position]:
@@ -183,6 +212,8 @@ def _divergence(event: Event, array: Watched, launch: Launch) -> tuple[str, str]
     other, _ = position(event.other_thread, event.other_group, launch)
     if event.value[0] == 1:
         message = f"threads wait at this barrier, which thread {other} does not reach: it returned."
+    elif event.value[0] == 3:
+        message = "threads wait at this barrier, to which fewer come than it is for."
     elif event.value[0] == 2:
         message = (
             f"lanes wait at this barrier, to which thread {other} of their simdgroup does not come."
@@ -222,10 +253,30 @@ def _lane(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     there = f"lane {lane}" if lane < lanes else f"lane {lane}, and there are {lanes} lanes"
     why = ", which takes no part" if lane < lanes else ""
     return (
-        f"{event.text.decode()} reads from {there}{why}: its value is anything.",
+        f"{event.text.decode() or 'a shuffle'} reads from {there}{why}: its value is anything.",
         "Let all lanes come to the call, and read only from lanes that are there (the last "
         "simdgroup may have fewer than 32).",
     )
+
+
+def _not_named(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    return (
+        f"lane {event.thread % 32} calls this with a mask that does not name it.",
+        "Each lane that comes must be in the mask: take it from __ballot_sync before the branch.",
+    )
+
+
+def _absent(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    lane = event.other_thread % 32
+    return (
+        f"lanes wait here for lane {lane}, which the mask names and which is elsewhere.",
+        "Name the lanes that come, as __ballot_sync gives them before the branch, or move the call "
+        "out of it.",
+    )
+
+
+def _trap(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    return "reaches __trap(), which ends the launch.", "The author's own stop."
 
 
 def _not_finite(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
@@ -321,6 +372,9 @@ _WORDS = {
     "UNINITIALISED": _uninitialised,
     "DIVERGENCE": _divergence,
     "LANE": _lane,
+    "NOT_NAMED": _not_named,
+    "ABSENT": _absent,
+    "TRAP": _trap,
     "NAN_STORED": _not_finite,
     "INFINITY_STORED": _not_finite,
     "OVERFLOW_INT": _overflow,

@@ -27,6 +27,7 @@ KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
     "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "UNSET", "NO_ROOM",
+    "NOT_NAMED", "ABSENT", "TRAP",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
@@ -123,6 +124,7 @@ class Options(NamedTuple):
         stress: each launch is run in other orders and threadgroups, too.
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: where it hangs.
+        cuda: ops on the CPU take their implementations in CUDA.
     """
 
     unwritten: bool = True
@@ -134,6 +136,7 @@ class Options(NamedTuple):
     stress: bool = False
     sample: int | None = None
     seconds: float | None = None
+    cuda: bool = False
 
 
 class Watched(NamedTuple):
@@ -189,6 +192,7 @@ def run(
     outputs: Sequence[Facts],
     launch: Launch,
     options: Options,
+    order: Sequence[int] | None = None,
     opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None = None,
 ) -> Result:
     """Run a launch, watched.
@@ -199,6 +203,7 @@ def run(
         inputs, outputs: arrays on the CPU; the outputs are written.
         launch: the sizes.
         options: what to look for.
+        order: of a unit's function, which array each argument is; -1: a null pointer.
         opened: is given the library, the table of arrays and what they are, before threads run;
             then the launch is only looked at, and the outputs stay as they were.
 
@@ -213,7 +218,7 @@ def run(
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
         table = _table(arrays)
-        block = _Block(spec, inputs, outputs, launch, groups)
+        block = _Block(spec, inputs, outputs, launch, groups, order)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
@@ -235,7 +240,7 @@ def run(
                 ctypes.memmove(table[i].address, address, size)
             if opened is not None:
                 opened(watch, table, [array for array, *_ in arrays])
-            status = _start(watch, block, units, options.seconds, launch.of(spec.kernel))
+            status = _start(kernel, block, units, options.seconds, launch.of(spec.kernel))
             result = _result(watch, table, arrays, len(units), math.prod(groups), status)
             for i, fact in enumerate(outputs, len(inputs)) if opened is None else ():
                 ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
@@ -339,24 +344,29 @@ class _Block:
         outputs: Sequence[Facts],
         launch: Launch,
         groups: Sequence[int],
+        order: Sequence[int] | None,
     ) -> None:
-        n, m = len(inputs), len(inputs) + len(outputs)
-        self._inputs, self._all, self._described = inputs, m, described(spec.kernel)
+        n, self._all = len(inputs), len(inputs) + len(outputs)
+        self._inputs, self._described = inputs, described(spec.kernel)
+        self._order = range(self._all) if order is None else order
+        m = len(self._order)
         self._words = np.zeros(9 + m + 3 * n + 1, np.uint64)
         self.address, self.size = self._words.ctypes.data, self._words.nbytes
         tables = [9, 9 + m, 9 + m + n, 9 + m + 2 * n]
         self._words[:4] = [self.address + 8 * table for table in tables]
-        sizes = np.array([*launch.grid, *launch.threadgroup, *groups, 1], np.uint32)
+        shared = spec.kernel.shared_memory if spec.kernel.language == "cuda" else 1
+        sizes = np.array([*launch.grid, *launch.threadgroup, *groups, shared], np.uint32)
         self._words[4:9] = sizes.view(np.uint64)
         ranks = self._words[tables[3] :].view(np.int32)
         ranks[:n] = [len(fact.shape) for fact in inputs]
 
     def fill(self, addresses: Sequence[int]) -> None:
         """Say where the arrays lie, and give shapes and strides places of their own."""
-        n, m = len(self._inputs), self._all
-        self._words[9 : 9 + m] = addresses[:m]
+        n, m = len(self._inputs), len(self._order)
+        self._words[9 : 9 + m] = [addresses[i] if i >= 0 else 0 for i in self._order]
         for k, i in enumerate(self._described):
-            fact, (shape, strides) = self._inputs[i], addresses[m + 2 * k : m + 2 * k + 2]
+            at = self._all + 2 * k
+            fact, (shape, strides) = self._inputs[i], addresses[at : at + 2]
             self._words[9 + m + i], self._words[9 + m + n + i] = shape, strides
             _put(shape, np.array(fact.shape, np.int32))
             _put(strides, np.array(fact.strides, np.int64))
@@ -393,14 +403,15 @@ def _limit(watch: ctypes.CDLL, seconds: float | None) -> Iterator[None]:
 
 
 def _start(
-    watch: ctypes.CDLL,
+    kernel: Instrumented,
     block: _Block,
     units: np.ndarray[tuple[int], np.dtype[np.uint64]],
     seconds: float | None,
     where: str,
 ) -> int:
     """Run the threadgroups on one thread; Python sees its signals in between."""
-    entry = ctypes.cast(watch.fr_entry, ctypes.c_void_p).value
+    watch = kernel.library
+    entry = ctypes.cast(getattr(watch, kernel.entry), ctypes.c_void_p).value
     call = _Launch(entry, block.address, units.ctypes.data)
     outer = ctypes.cast(watch.fr_watch_entry, ctypes.c_void_p)
     with _limit(watch, seconds):

@@ -6,23 +6,28 @@ import _thread
 import ctypes
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.protocol import Native
 from ..kernel import Kernel
+from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
+from ..unit import Step, UnitSpec
 from . import texts, watched
 from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
-from .instrument import Instrumented, instrumented
+from .instrument import Instrumented, instrumented, instrumented_unit
 from .lines import Place
 from .messages import KIND_OF, position, shown, words
+from .places import Places, compared, other_places_of, places_of
 from .select import Selection, unsuppressed
 from .stop_report import Stop
 from .stopping import Stops
 from .stress import bytes_of, differences
+from .units import ArraysAt, UnitLaunch, launches
 from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
@@ -101,10 +106,14 @@ class Watch:
         name = spec.kernel.name
         if not any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS):
             return False
+        in_cuda = spec.kernel.language == "cuda"
+        if in_cuda and not self._is_known(spec):
+            return False
         if 0 in launch.grid:
             return True
+        launch = whole_blocks(launch) if in_cuda else launch
         kernel = instrumented(spec)
-        if self._stops is not None:
+        if self._stops is not None and not in_cuda:
             self._stops.look(spec, inputs, outputs, launch, self.options)
         for remark in kernel.notes:
             self.findings.note(remark)
@@ -120,6 +129,11 @@ class Watch:
 
             told = differences(spec.kernel, outputs, before, again, launch)
             found += [reader.unstable(message) for message in told]
+        self._keep(spec, launch, result, found)
+        return True
+
+    def _keep(self, spec: Spec, launch: Launch, result: Result, found: Sequence[Finding]) -> None:
+        """Keep what a launch gave."""
         self.findings.launches += 1
         self.findings.include(spec.kernel, self._wanted.of(unsuppressed(spec.kernel, found)))
         if result.ran < result.groups:
@@ -138,7 +152,41 @@ class Watch:
             )
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
-        return True
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether launches of a kernel in CUDA are run here, on the CPU."""
+        wanted = any(self._wanted.takes(kernel.name, kind) for kind in KINDS_OF_FINDINGS)
+        return wanted and self._is_known(Spec(kernel, (), (), ()))
+
+    def unit(
+        self, spec: UnitSpec, steps: Sequence[Step], places: ArraysAt, inputs: Collection[str]
+    ) -> None:
+        """Run a CUDA unit's steps, each function watched."""
+        alone = len(steps) == 1  # of several, others may write the rest
+
+        def run(made: UnitLaunch, function: str) -> None:
+            kernel = instrumented_unit(spec, function)
+            call = made.spec, made.inputs, made.outputs, made.launch
+            result = watched.run(kernel, *call, self.options, made.order)
+            found = _Reader(made.spec, kernel, *call[1:], result).findings()
+            found = [finding for finding in found if alone or finding.kind != "unwritten"]
+            self._keep(made.spec, made.launch, result, found)
+
+        launches(spec, steps, places, inputs, run)
+
+    def units(self, name: str) -> bool:
+        """Whether an op's implementations in CUDA are run on the CPU."""
+        wanted = any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS)
+        return self.options.cuda and wanted
+
+    def _is_known(self, spec: Spec) -> bool:
+        """Whether all of a text in CUDA is known on the CPU; else a note says what is not."""
+        found = on_cpu.unsupported(spec)
+        for line, what, where in found[:1]:
+            of = "" if where == "source" else f" of the {where}"
+            name = spec.kernel.name
+            self.findings.note(f"not checked: kernel {name!r}, line {line}{of}: {what}.")
+        return not found
 
     def native(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
@@ -270,7 +318,7 @@ class _Reader:
         )
 
     def _of_event(self, event: Event, events: Sequence[Event]) -> Finding:
-        told = words(event, self._result, self._launch)
+        told = words(event, self._result, self._launch, self._spec.kernel.language)
         more: dict[str, Any] = {}
         if event.thread < event.threads:
             more["thread"], more["threadgroup"] = position(event.thread, event.group, self._launch)
@@ -345,8 +393,8 @@ class _Reader:
 
     def _coverage(self, found: Sequence[Finding]) -> list[Finding]:
         """What a declared grid has too few or too many threads for."""
-        if not self._launch.declared:
-            return []
+        if not self._launch.declared or self._spec.kernel.language == "cuda":
+            return []  # CUDA's blocks are whole
         x, y, z = self._launch.grid
         threads, largest = x * y * z, max((fact.size for fact in self._outputs), default=0)
         outside = next((finding for finding in found if finding.kind == "bounds"), None)
@@ -375,51 +423,6 @@ class _Reader:
         )
         x, y, z = (group * size + thread for group, size, thread in place)
         return x + self._launch.grid[0] * (y + self._launch.grid[1] * z)
-
-
-class Places(NamedTuple):
-    """Where an event happened.
-
-    Attributes:
-        body: in the author's body.
-        header: in a function of the header, which the body calls.
-    """
-
-    body: Place | None
-    header: Place | None = None
-
-    @property
-    def first(self) -> Place | None:
-        """The place in the body, or what is known."""
-        return self.body or self.header
-
-
-def places_of(event: Event, kernel: Instrumented) -> Places:
-    """Where an event happened."""
-    called, *computed = event.origin
-    lines = kernel.lines
-    # Of a NaN: what functions compute on their way to a number is no origin.
-    origins = [called, *(pc for pc in computed if lines.direct(pc)), *computed]
-    for pc in filter(None, origins):
-        if chain := lines.places(pc):
-            return _places(chain)
-    chain = [place for pc in event.caller if pc for place in lines.places(pc)]
-    if event.file:
-        where = event.file.decode().rpartition(".")[2]
-        chain.insert(0, Place(where, event.line, event.column))
-    return _places(chain or lines.places(event.pc) or lines.places(event.other_pc))
-
-
-def other_places_of(event: Event, kernel: Instrumented) -> Places:
-    """Where the other access of a race happened."""
-    return _places(kernel.lines.places(event.other_pc))
-
-
-def _places(chain: Sequence[Place]) -> Places:
-    """Of places and the calls that led to them."""
-    body = next((place for place in chain if place.where == "source"), None)
-    header = chain[0] if chain and chain[0].where == "header" else None
-    return Places(body, header)
 
 
 def _turned(event: Event, kernel: Instrumented) -> Event:
@@ -455,6 +458,8 @@ def _without_echoes(result: Result, kernel: Instrumented) -> list[Event]:
     for event in result.events:
         if KINDS[event.kind] == "RACE":
             places = places_of(event, kernel).first, other_places_of(event, kernel).first
+            if compared(event, places, kernel):
+                continue
             raced |= {(event.array, place) for place in places}
             pair = event.array, frozenset(places)
             if pair in races:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike, fspath
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from .. import cache
+from ..dtypes import Dtype
 from ..errors import DeviceError, KernelTypeError
+from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec
 from ..unit import Product, Run, Step, UnitSpec
 
@@ -218,7 +220,7 @@ class NvidiaDevice(Device, Protocol):
 
 
 class Watcher(Protocol):
-    """What runs launches on the CPU in place of their programs, while kernels are checked."""
+    """What runs launches in place of their programs, while kernels are checked."""
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
@@ -232,9 +234,39 @@ class Watcher(Protocol):
         """What lets C run it, with arrays where C says then; None as `launch` gives False."""
         ...
 
+    def note(self, text: str) -> None:
+        """Remark on what is not watched."""
+        ...
+
+    def units(self, name: str) -> bool:
+        """Whether an op's implementations in CUDA are run on the CPU."""
+        ...
+
+    def unit(
+        self,
+        spec: UnitSpec,
+        steps: Sequence[Step],
+        places: Mapping[str, tuple[int, Dtype, int]],
+        inputs: Collection[str],
+    ) -> None:
+        """Run a unit's steps over these arrays, by name, and wait for them."""
+        ...
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether launches of a kernel in CUDA are run on the CPU."""
+        ...
+
+
+ON_CPU = "cudacpu"  # the device of implementations in CUDA that are run on the CPU
 
 # Who watches; `ferrule.check` sets it.
 watcher: Watcher | None = None
+
+
+def runs_cuda(kernel: Kernel) -> bool:
+    """Whether a kernel in CUDA is run on the CPU now: while it is checked."""
+    return watcher is not None and watcher.runs(kernel)
+
 
 # What gives `ferrule.checking`, once there is one.
 checks: list[Callable[[], Callable[..., AbstractContextManager[list[Any]]]]] = []
@@ -292,6 +324,9 @@ def described(name: str) -> Mapping[str, Any]:
         from ..tools.binding import get_threads
 
         return {":device": "cpu", "sm_count": get_threads(), "capability": 0, "memory_bus": 0}
+    if kind == ON_CPU:
+        numbers = {"sm_count": 4, "capability": 80, "memory_bus": 5120}
+        return {":device": "cuda", **numbers}
     if kind == "cuda":
         return _gpu_described(int(name.partition(":")[2] or 0))
     return (

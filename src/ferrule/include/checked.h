@@ -7,6 +7,7 @@
 
 // What is not the author's is not watched. Apart: not inlined either, for what is inlined into an
 // author's function is watched with it.
+#define FR_PER_THREAD  // a checked launch runs on one thread, and knows where its memory is
 #define FR_QUIET __attribute__((no_sanitize("thread", "undefined")))
 #define FR_APART inline __attribute__((noinline, no_sanitize("thread", "undefined")))
 #define FR_WATCH extern "C" __attribute__((visibility("hidden")))
@@ -29,6 +30,16 @@ FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
+FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
+// Of threads in CUDA (cuda_cpu_lanes.h and others).
+FR_WATCH void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
+FR_WATCH void fr_watch_warp(unsigned first, unsigned mask, unsigned absent);
+FR_WATCH unsigned fr_watch_open_barrier();  // the time at which it opens
+FR_WATCH void fr_watch_passed_barrier(unsigned time);
+FR_WATCH void fr_watch_yield();
+FR_WATCH void fr_watch_trap(const void* caller);
+FR_WATCH unsigned fr_watch_to_shared(const volatile void* at);
+FR_WATCH void* fr_watch_from_shared(unsigned at);
 #if defined(FR_STOPS)
 FR_WATCH bool fr_watch_waits;      // the thread that ran waits at a line (stops.h)
 FR_WATCH void fr_watch_stopped();  // shows what it has
@@ -43,6 +54,7 @@ inline __attribute__((always_inline)) void used(bool set, const char* name) {
 }  // namespace fr
 
 #else
+#define FR_PER_THREAD thread_local
 #define FR_QUIET
 #define FR_APART FR_FN
 #endif

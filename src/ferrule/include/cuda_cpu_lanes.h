@@ -5,16 +5,12 @@
 // lane that is named cannot come, a GPU hangs or gives anything: here those that are there go on,
 // and `FR_ON_LANES` is told.
 //
-// What watches a launch defines these before:
-//   FR_ON_LANES(what, lane, at)  something is wrong with a lane of the warp; `what` is fr::on_cpu's
-//   FR_ON_BARRIER(at)            the thread that runs waits at a barrier of its block
+// Who wants to know defines FR_ON_LANES(what, lane, at) before: something is wrong with a lane of the
+// warp; `what` is fr::on_cpu's. A checked text (checked.h) tells what watches it.
 #pragma once
 
 #ifndef FR_ON_LANES
 #define FR_ON_LANES(WHAT, LANE, AT) (void)0
-#endif
-#ifndef FR_ON_BARRIER
-#define FR_ON_BARRIER(AT) (void)0
 #endif
 
 namespace fr {
@@ -33,17 +29,30 @@ enum what {
   LANE_DOES_NOT_COME,  // a lane is named that waits elsewhere; threads that a barrier counts do
   LANE_NOT_THERE,      // a lane reads another that takes no part
   LANE_WAITS_FOREVER,  // a thread asks memory again and again, and nobody else goes on
+  LANE_NOT_AT_BARRIER,  // as LANE_DOES_NOT_COME, to a barrier of the warp
 };
+
+// Something is wrong with a lane of the warp that runs, and `other`, which waits for it or is read by it.
+FR_FN void wrong_lane(what which, unsigned lane, unsigned other, here at) {
+#if defined(FR_CHECKED)
+  (void)at;
+  fr_watch_lanes(which, fr_fibers->first + lane, other, fr_fibers->count);
+#else
+  (void)which, (void)lane, (void)other, (void)at;
+  FR_ON_LANES(which, lane, at);
+#endif
+}
 
 // What a lane waits with: the first of its operands.
 struct lane_call {
   unsigned named;  // the lanes it waits for; 0: those that happen to wait at the same place
   here at;
+  bool barrier;
 };
 
-inline lane_call& call_of(const fiber& f) { return *static_cast<lane_call*>(f.operands[0]); }
+FR_QUIET inline lane_call& call_of(const fiber& f) { return *static_cast<lane_call*>(f.operands[0]); }
 
-inline bool meet(const fiber& a, const fiber& b) {
+FR_QUIET inline bool meet(const fiber& a, const fiber& b) {
   if (b.state != fiber::AT_OPERATION || a.run != b.run) return false;
   const lane_call &x = call_of(a), &y = call_of(b);
   if (x.named != y.named) return false;
@@ -51,7 +60,7 @@ inline bool meet(const fiber& a, const fiber& b) {
 }
 
 // The lanes that take part in what a lane waits for; 0 while one that is named is not there.
-inline unsigned complete(const fiber* lanes, unsigned count, unsigned lane) {
+FR_QUIET inline unsigned complete(const fiber* lanes, unsigned count, unsigned lane) {
   const unsigned named = call_of(lanes[lane]).named;
   unsigned there = 1u << lane;
   for (unsigned i = 0; i < count; ++i) {
@@ -62,7 +71,7 @@ inline unsigned complete(const fiber* lanes, unsigned count, unsigned lane) {
   return there;
 }
 
-inline bool carry_out(fiber* lanes, unsigned mask) {
+FR_QUIET inline bool carry_out(fiber* lanes, unsigned mask) {
   void** operands[32] = {};
   void (*run)(unsigned, void***) = nullptr;
   for (unsigned i = 0; i < 32; ++i)
@@ -75,8 +84,13 @@ inline bool carry_out(fiber* lanes, unsigned mask) {
   return true;
 }
 
+// A lane cannot come to where another waits for it.
+FR_QUIET inline void absent(const lane_call& call, unsigned lane, unsigned waits) {
+  wrong_lane(call.barrier ? LANE_NOT_AT_BARRIER : LANE_DOES_NOT_COME, lane, waits, call.at);
+}
+
 // The operation of the first lane that waits for one, with those that are there.
-inline bool carry_out_some(fiber* lanes, unsigned count, bool named) {
+FR_QUIET inline bool carry_out_some(fiber* lanes, unsigned count, bool named) {
   for (unsigned i = 0; i < count; ++i) {
     if (lanes[i].state != fiber::AT_OPERATION || (call_of(lanes[i]).named != 0) != named) continue;
     unsigned mask = 1u << i;
@@ -85,7 +99,7 @@ inline bool carry_out_some(fiber* lanes, unsigned count, bool named) {
     if (named)
       for (unsigned k = 0; k < count; ++k)
         if ((call_of(lanes[i]).named & ~mask) >> k & 1 && lanes[k].state != fiber::DONE)
-          FR_ON_LANES(::fr::on_cpu::LANE_DOES_NOT_COME, k, call_of(lanes[i]).at);
+          absent(call_of(lanes[i]), k, i);
     return carry_out(lanes, mask);
   }
   return false;
@@ -95,10 +109,12 @@ inline bool carry_out_some(fiber* lanes, unsigned count, bool named) {
 
 // Run the lanes of a warp until each is done or waits, then carry out an operation. False when there
 // is none: each lane is done or waits at a barrier of the block.
-inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
+FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
   fiber* lanes = f->all + first;
+  f->first = first, f->count = count;
   bool ready = false;
-  for (unsigned i = 0; i < count; ++i) {
+  for (unsigned k = 0; k < count; ++k) {
+    const unsigned i = turn(k, count);
     if (lanes[i].state != fiber::READY) continue;
     resume(f, lanes[i]);
     ready |= lanes[i].state == fiber::READY;  // it waits for memory

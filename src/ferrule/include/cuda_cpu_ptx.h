@@ -1,24 +1,19 @@
 // Instructions of PTX on the CPU, as source/cuda/cpu_ptx.py calls them: what they write comes first.
-//
-// What watches a launch may define, beside what cuda_cpu_lanes.h lists:
-//   FR_ON_READ(p, bytes), FR_ON_WRITE(p, bytes)  an instruction reads or writes memory
 #pragma once
 
-#ifndef FR_ON_READ
-#define FR_ON_READ(P, BYTES) (void)0
-#endif
-#ifndef FR_ON_WRITE
-#define FR_ON_WRITE(P, BYTES) (void)0
-#endif
-
-// Shared memory has addresses of 32 bits: how far from one place of it, modulo 2^32.
-FR_FN char* fr_shared_base() { return static_cast<char*>(fr::on_cpu::dynamic_shared(0, "")); }
+// Shared memory has addresses of 32 bits.
+#if defined(FR_CHECKED)  // each array of it is far from the others
+FR_FN size_t __cvta_generic_to_shared(const volatile void* p) { return fr_watch_to_shared(p); }
+FR_FN void* __cvta_shared_to_generic(size_t at) { return fr_watch_from_shared(unsigned(at)); }
+#else  // how far from one place of it, modulo 2^32
+FR_FN char* fr_shared_base() { return static_cast<char*>(fr::on_cpu::dynamic_shared(0, "", 1)); }
 FR_FN size_t __cvta_generic_to_shared(const volatile void* p) {
   return unsigned(reinterpret_cast<const volatile char*>(p) - fr_shared_base()) + (1u << 30);
 }
 FR_FN void* __cvta_shared_to_generic(size_t at) {
   return fr_shared_base() + int(unsigned(at) - (1u << 30));
 }
+#endif
 FR_FN size_t __cvta_generic_to_global(const void* p) { return reinterpret_cast<size_t>(p); }
 
 namespace fr {
@@ -53,11 +48,9 @@ template <class A> FR_FN place shared_at(A a, int offset) {
 }
 template <class A> FR_FN place global_at(A a, int offset) { return {(char*)(a) + offset}; }
 template <class T> FR_FN T read(char* p) {
-  FR_ON_READ(p, sizeof(T));
   return *reinterpret_cast<const T*>(p);
 }
 template <class T> FR_FN void write(char* p, T v) {
-  FR_ON_WRITE(p, sizeof(T));
   *reinterpret_cast<T*>(p) = v;
 }
 template <class T, class A> FR_FN void load(A&& a, place from) { put(a, read<T>(from.p)); }
@@ -74,12 +67,10 @@ template <class T, class A, class... R> FR_FN void store(place to, const A& a, c
   store<T>(place{to.p + sizeof(T)}, rest...);
 }
 // A copy in the background is made at once. What is behind its size is zeros.
-inline void copy(place to, place from, int bytes, int size = 1 << 30) {
-  const int n = size < bytes ? size : bytes;
-  if (n > 0) FR_ON_READ(from.p, n);
-  FR_ON_WRITE(to.p, bytes);
-  if (n > 0) __builtin_memcpy(to.p, from.p, size_t(n));
-  if (n < bytes) __builtin_memset(to.p + (n > 0 ? n : 0), 0, size_t(bytes - (n > 0 ? n : 0)));
+FR_FN void copy(place to, place from, int bytes, int size = 1 << 30) {
+  const size_t all = size_t(bytes), n = size <= 0 ? 0 : size < bytes ? size_t(size) : all;
+  fr_memcpy(to.p, from.p, n);
+  fr_memset(to.p + n, 0, all - n);
 }
 template <class T> FR_FN void add_to(place) {}
 template <class T, class A, class... R> FR_FN void add_to(place to, const A& a, const R&... rest) {
@@ -98,13 +89,17 @@ inline void sleep(unsigned) { on_cpu::yield(); }
 inline void warp_barrier(unsigned mask, fr_here at = fr_here()) { __syncwarp(mask, at); }
 
 // Barriers with a number, of so many threads; who waits for one that never opens goes on at last.
-struct numbered { unsigned block, arrived, opened; };
-static thread_local numbered barriers[16];
+struct numbered { unsigned block, arrived, opened, time; };
+static FR_PER_THREAD numbered barriers[16];
 constexpr int PATIENCE = 1 << 14;
 inline numbered& arrived_at(int id, int threads) {
   numbered& b = barriers[id & 15];
-  if (b.block != on_cpu::block.number) b = numbered{on_cpu::block.number, 0, 0};
-  if (++b.arrived >= unsigned(threads)) b.arrived = 0, ++b.opened;
+  if (b.block != on_cpu::block.number) b = numbered{on_cpu::block.number, 0, 0, 0};
+  if (++b.arrived < unsigned(threads)) return b;
+  b.arrived = 0, ++b.opened;
+#if defined(FR_CHECKED)
+  b.time = fr_watch_open_barrier();
+#endif
   return b;
 }
 inline void arrive(int id, int threads) { arrived_at(id, threads); }
@@ -112,7 +107,10 @@ inline void barrier(int id, int threads, fr_here at = fr_here()) {
   const unsigned before = barriers[id & 15].block == on_cpu::block.number ? barriers[id & 15].opened : 0;
   numbered& b = arrived_at(id, threads);
   for (int i = 0; b.opened == before && i < PATIENCE; ++i) on_cpu::yield();
-  if (b.opened == before) FR_ON_LANES(::fr::on_cpu::LANE_DOES_NOT_COME, on_cpu::lane_index(), at);
+#if defined(FR_CHECKED)
+  if (b.opened != before) fr_watch_passed_barrier(b.time);
+#endif
+  if (b.opened == before) on_cpu::wrong_lane(on_cpu::LANE_DOES_NOT_COME, on_cpu::lane_index(), ~0u, at);
 }
 inline void barrier(int id, fr_here at = fr_here()) {
   if (id == 0) __syncthreads(at);
@@ -268,11 +266,12 @@ template <class T, class F, class D, class A> FR_FN void redux(D&& d, const A& a
 // Row r of matrix m is where lane 8 m + r says; each lane has two neighbours of row lane / 4.
 struct rows { char* at; u32 words[4]; };
 template <int COUNT, bool TRANSPOSED> struct op_matrices {
-  static void of(rows* v, unsigned, on_cpu::here) {
+  FR_QUIET static void of(rows* v, unsigned mask, on_cpu::here) {
     for (int m = 0; m < COUNT; ++m) {
       u16 matrix[8][8];
       for (int r = 0; r < 8; ++r)
-        for (int c = 0; c < 8; ++c) matrix[r][c] = read<u16>(v[8 * m + r].at + 2 * c);
+        for (int c = 0; c < 8; ++c)
+          matrix[r][c] = mask >> (8 * m + r) & 1 ? read<u16>(v[8 * m + r].at + 2 * c) : u16(0);
       for (int l = 0; l < 32; ++l) {
         const int r = l / 4, c = l % 4 * 2;
         v[l].words[m] = TRANSPOSED ? matrix[c][r] | u32(matrix[c + 1][r]) << 16 : matrix[r][c] | u32(matrix[r][c + 1]) << 16;
@@ -281,6 +280,9 @@ template <int COUNT, bool TRANSPOSED> struct op_matrices {
   }
 };
 template <bool T, class... D> FR_FN void load_matrices(place from, fr_here at, D&... d) {
+#if defined(FR_CHECKED)  // the scheduler reads for the lanes
+  if (on_cpu::lane_index() < 8 * sizeof...(D)) fr_watch_range(from.p, 16, 0);
+#endif
   const rows r = on_cpu::together<op_matrices<sizeof...(D), T>>(on_cpu::EVERY, rows{from.p, {}}, at);
   int i = 0;
   (put(d, r.words[i++]), ...);

@@ -6,7 +6,7 @@
 namespace fr {
 namespace on_cpu {
 
-template <class T> T unit_argument(void* buffer) {
+template <class T> FR_QUIET FR_FN T unit_argument(void* buffer) {
   if constexpr (fr_unit::pointer<T>::value) return reinterpret_cast<T>(buffer);
   else return *static_cast<metal::remove_cv_t<T>*>(buffer);
 }
@@ -17,7 +17,7 @@ template <size_t... I> struct places_up_to<0, I...> { using type = places<I...>;
 template <class... A, size_t... I>
 void run_unit_with(void (*f)(A...), const launch* l, uint64_t begin_, uint64_t end, worker* w,
     places<I...>) {
-  fiber_groups(l, begin_, end, w, [=](const group& g, unsigned i) {
+  fiber_groups(l, begin_, end, w, [=](const group& g, unsigned i) FR_QUIET {
     on_cpu::begin(l, g, i);
     f(unit_argument<A>(l->buffers[I])...);
   });

@@ -2,15 +2,6 @@
 // of a warp. In the global namespace, as in CUDA.
 #pragma once
 
-#ifdef FR_CHECKED
-namespace fr {
-// What watches the launch has these: where a shared variable of the block that runs lies, by the
-// line and name of its declaration.
-template <class T> T& checked_shared(unsigned line, const char* name);
-void* checked_dynamic_shared(unsigned line, const char* name, unsigned bytes);
-}  // namespace fr
-#endif
-
 namespace fr {
 namespace on_cpu {
 
@@ -27,15 +18,15 @@ struct block_state {
   unsigned dynamic_bytes;
   unsigned number;  // of the block, among those that this thread of the CPU has run
 };
-static thread_local block_state block;
-alignas(1024) static thread_local unsigned char dynamic_memory[DYNAMIC_BYTES];
+static FR_PER_THREAD block_state block;
+alignas(1024) static FR_PER_THREAD unsigned char dynamic_memory[DYNAMIC_BYTES];
 
-// Where an `extern __shared__` array begins.
-FR_FN void* dynamic_shared(unsigned line, const char* name) {
-#ifdef FR_CHECKED
-  return ::fr::checked_dynamic_shared(line, name, block.dynamic_bytes);
+// Where an `extern __shared__` array begins, which is declared in a line as this, of such elements.
+FR_FN void* dynamic_shared(unsigned line, const char* name, size_t item) {
+#ifdef FR_CHECKED  // its bytes are anything's: floats 0
+  return fr_watch_shared(dynamic_memory, line, name, block.dynamic_bytes, item, 16, 0);
 #else
-  (void)line, (void)name;
+  (void)line, (void)name, (void)item;
   return dynamic_memory;
 #endif
 }
@@ -58,7 +49,7 @@ constexpr signed char NO_VOTE = -1;  // of a thread that does not come
 
 // What each thread does before its first statement. A launch's `block`, which fibers do not need, has
 // the bytes of dynamic shared memory.
-inline void begin(const launch* l, const group& g, unsigned index) {
+FR_QUIET inline void begin(const launch* l, const group& g, unsigned index) {
   block.dynamic_bytes = l->block;
   if (index == 0) ++block.number, block.idle = 0;
   block.votes[index] = NO_VOTE;
@@ -67,7 +58,7 @@ inline void begin(const launch* l, const group& g, unsigned index) {
 }
 
 // The end of a thread that is beyond help.
-inline void end_thread() {
+FR_QUIET inline void end_thread() {
   self().state = fiber::DONE;
   for (;;) suspend();
 }
@@ -75,9 +66,12 @@ inline void end_thread() {
 inline void yield(here at = here("", 0)) {
   block.operations = 0;
   if (++block.idle > MOST_IDLE) {
-    FR_ON_LANES(::fr::on_cpu::LANE_WAITS_FOREVER, lane_index(), at);
+    wrong_lane(LANE_WAITS_FOREVER, lane_index(), 0, at);
     end_thread();
   }
+#if defined(FR_CHECKED)
+  fr_watch_yield();
+#endif
   suspend();  // as it is: ready
 }
 // A thread may wait for what another writes: now and then others run.
@@ -85,8 +79,12 @@ FR_FN void touched_memory() {
   if (++block.operations % 64 == 0) yield();
 }
 
-inline void barrier(here at) {
-  FR_ON_BARRIER(at);
+FR_APART void barrier(here at) {
+#if defined(FR_CHECKED)  // orders device and shared memory
+  fr_watch_barrier(uintptr_t(at.file) * 31 + at.line, 3, __builtin_return_address(0));
+#else
+  (void)at;
+#endif
   block.idle = 0;
   self().state = fiber::AT_BARRIER;
   suspend();
@@ -106,14 +104,29 @@ inline votes vote(bool yes, here at) {
   return v;
 }
 
+// A barrier of a warp: orders what its lanes do in memory.
+struct op_sync {
+  FR_QUIET static void of(int*, unsigned mask, here) {
+#if defined(FR_CHECKED)
+    const fiber* lanes = fr_fibers->all + fr_fibers->first;
+    unsigned absent = 0;
+    for (unsigned i = 0; i < fr_fibers->count; ++i)
+      if (!(mask >> i & 1) && lanes[i].state != fiber::DONE) absent |= 1u << i;
+    fr_watch_warp(fr_fibers->first, mask, absent);
+#else
+    (void)mask;
+#endif
+  }
+};
+
 // One value of each lane that takes part, changed by OPERATION(values, mask of those lanes, at).
 template <class OPERATION, class T> FR_FN T together(unsigned named, T value, here at) {
-  lane_call call{named, at};
+  lane_call call{named, at, metal::is_same_v<OPERATION, op_sync>};
   const unsigned lane = lane_index();
   block.idle = 0;
-  if (named && !(named >> lane & 1)) FR_ON_LANES(::fr::on_cpu::LANE_NOT_NAMED, lane, at);
+  if (named && !(named >> lane & 1)) wrong_lane(LANE_NOT_NAMED, lane, 0, at);
   void* operands[] = {&call, &value};
-  operate(0, operands, [](unsigned mask, void*** o) {
+  operate(0, operands, [](unsigned mask, void*** o) FR_QUIET {
     T values[32];
     here at;
     for (unsigned i = 0; i < 32; ++i)
@@ -125,9 +138,6 @@ template <class OPERATION, class T> FR_FN T together(unsigned named, T value, he
   return value;
 }
 
-struct op_sync {
-  static void of(int*, unsigned, here) {}
-};
 struct op_ballot {
   static void of(unsigned* v, unsigned mask, here) {
     unsigned r = 0;
@@ -162,7 +172,7 @@ struct op_shuffle {
     for (unsigned i = 0; i < 32; ++i) {
       if (!(mask >> i & 1) || v[i].from < 0) continue;
       if (mask >> v[i].from & 1) v[i].value = old[v[i].from];
-      else FR_ON_LANES(::fr::on_cpu::LANE_NOT_THERE, i, at);
+      else wrong_lane(LANE_NOT_THERE, i, unsigned(v[i].from), at);
     }
   }
 };
@@ -234,7 +244,12 @@ inline void __threadfence() {
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
 inline void __nanosleep(unsigned) { fr::on_cpu::yield(); }
-inline void __trap() { fr::on_cpu::end_thread(); }
+inline void __trap() {
+#if defined(FR_CHECKED)
+  fr_watch_trap(__builtin_return_address(0));
+#endif
+  fr::on_cpu::end_thread();
+}
 inline void __brkpt() {}
 inline void cudaGridDependencySynchronize() {}
 inline void cudaTriggerProgrammaticLaunchCompletion() {}

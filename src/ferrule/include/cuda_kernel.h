@@ -67,8 +67,10 @@
 #ifdef FR_CUDA_PRINTF
 #include "cuda_print.h"
 #endif
+#ifndef FR_CHECKED
 #undef assert
 #define assert(...) ((void)sizeof((__VA_ARGS__) ? 1 : 0))
+#endif
 
 namespace mlx { namespace core { namespace cu {
 

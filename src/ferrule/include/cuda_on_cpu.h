@@ -69,13 +69,18 @@
 #include "cuda_cpu_fp8.h"
 #endif
 #include "cuda_cpu_warps.h"
+#include "cuda_cpu_memory.h"
 #include "cuda_cpu_atomics.h"
 #include "cuda_cpu_groups.h"
 #include "cuda_cpu_ptx.h"
 #include "cuda_cpu_std.h"
 
 // ---- what nvcc knows by itself --------------------------------------------------------------------
+#if defined(FR_CHECKED)  // what is inlined is blamed on the author's line that calls it
+#define __global__ __attribute__((noinline, flatten))
+#else
 #define __global__
+#endif
 #define __device__
 #define __host__
 #define __constant__
@@ -107,11 +112,14 @@
 
 // Shared memory: a block has what its threads share on one thread of the CPU.
 #define FR_SHARED_ALIGN 16
-#define __shared__ static thread_local __attribute__((aligned(FR_SHARED_ALIGN)))
+#define __shared__ static FR_PER_THREAD __attribute__((aligned(FR_SHARED_ALIGN)))
 
 #ifdef FR_CHECKED
-extern "C" void fr_check_assert(bool holds, const char* condition, int line, ...);
-#define assert(...) fr_check_assert(bool(__VA_ARGS__), #__VA_ARGS__, __LINE__)
+#include "asserts.h"
+// The compiler sees no accesses of these.
+#define memcpy fr_memcpy
+#define memmove fr_memmove
+#define memset fr_memset
 #else
 #define assert(...) (void)0
 #endif

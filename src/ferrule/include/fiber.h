@@ -109,11 +109,7 @@ struct fibers {
   fiber all[MAX_FIBERS];
 };
 
-#if defined(FR_CHECKED)
-static fibers* fr_fibers;  // a checked launch runs on one thread, and knows where its memory is
-#else
-static thread_local fibers* fr_fibers;
-#endif
+static FR_PER_THREAD fibers* fr_fibers;
 
 FR_QUIET FR_FN fiber& self() { return *fr_fibers->current; }
 

@@ -281,7 +281,8 @@ class CallableKernel:
             raise
         if host is None:
             host, device = self._host_of_dtypes(call.output_dtypes)
-        if kernel.language == "cuda" and not device.startswith("cuda"):
+        in_cuda = kernel.language == "cuda" and not device.startswith("cuda")
+        if in_cuda and not (device == "cpu" and _runs_cuda(kernel)):
             raise arguments.needs_cuda(kernel, host.name, device)
         alert = getattr(host, "alert_not_deterministic", None) if self._atomic else None
         if alert is not None:
@@ -459,7 +460,7 @@ class CallableKernel:
         """The program for a call that is not remembered, or that wants its text printed."""
         from ..devices import protocol as devices
 
-        cuda = device != "cpu"
+        cuda = device != "cpu" or self.kernel.language == "cuda"
         inputs = tuple([Input(f.dtype, len(f.shape), value=cuda and f.value) for f in facts])
         spec = Spec(self.kernel, inputs, tuple(outs), items)
         where = devices.get(device)
@@ -472,6 +473,12 @@ class CallableKernel:
 
     def _show(self, text: str) -> None:
         print(f"Generated source code for `{self.kernel.name}`:\n```\n{text}\n```", flush=True)
+
+
+def _runs_cuda(kernel: Kernel) -> bool:
+    from ..devices import protocol as devices
+
+    return devices.runs_cuda(kernel)
 
 
 class MetalKernel(CallableKernel):

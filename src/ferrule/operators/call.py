@@ -15,6 +15,7 @@ from ..kernels.arguments import fill_value, renamed, shown, wrong_type
 from ..rules.argument import Argument, as_declared, listed
 from ..spec import Facts, extent
 from .bodies import BodyLaunch, KernelBody
+from .checked_call import OnCpu, in_cuda
 from .launch import Arguments, BoundCall, bound, check_empty, number, prepare
 from .runners import Runner
 from .unit_call import run_unit
@@ -49,6 +50,11 @@ def eager(
     """
     call, host, arrays = bound_arrays(op, values)
     maker = host if maker_of is None else maker_of(host)
+    on_cpu = in_cuda(call)
+    if on_cpu is not None and choose(on_cpu).kind == "cuda":
+        facts = cast(Callable[[Any], Facts], host.facts)
+        outputs = run_body(on_cpu, choose(on_cpu), OnCpu(maker), facts, 0)  # type: ignore[arg-type]
+        return packed(host.finish(f"op {op.name!r}", list(arrays.values()), outputs))
     chosen = choose(call)
     queue = host.stream(None, call.device)
     if isinstance(chosen, Runner):

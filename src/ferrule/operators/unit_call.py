@@ -69,7 +69,12 @@ def run_unit(
     launch = launch._replace(steps=launch.steps[steps_for_state:])
     steps = _steps(call.op.name, launch, places, values)
     if steps:
-        _program(device, unit, launch).launch(steps, queue)
+        program = _program(device, unit, launch)
+        over = getattr(program, "launch_over", None)  # of one that is checked
+        if over is None:
+            program.launch(steps, queue)
+        else:
+            over(steps, places, [parameter.name for parameter in rule.inputs])
     del owners  # they had to live until here
     return outputs
 

@@ -132,6 +132,13 @@ class Libcuda:
         self.wait(stream)
         return data.raw
 
+    def give(self, address: int, data: ctypes.Array[ctypes.c_char]) -> None:
+        """Copies memory of the host to the current context's GPU, and waits for that."""
+        if data:
+            self._call(
+                "cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))
+            )
+
     def clear(self, address: int, size: int, stream: int) -> None:
         """Fills memory of the current context's GPU with zeros, and waits for that."""
         self._call(

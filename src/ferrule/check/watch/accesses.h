@@ -12,9 +12,11 @@ bool concurrent(const array_state& a, record r) {
   if (!in_this_group(r)) return !a.shared && r.epoch > w.acquired;
   if (r.thread == fr_watch_current) return false;
   if (r.epoch < (a.shared ? w.shared_since : w.device_since)) return false;
+  if (r.epoch <= w.acquired_by[fr_watch_current]) return false;
   const unsigned simdgroup = fr_watch_current / 32;
   const uint32_t since = a.shared ? w.simd_shared[simdgroup] : w.simd_device[simdgroup];
-  return r.thread / 32 != simdgroup || r.epoch >= since;
+  if (r.thread / 32 != simdgroup) return true;
+  return r.epoch >= since && (!w.lanes_met || r.epoch >= w.lane_since[fr_watch_current][r.thread % 32]);
 }
 
 uint64_t group_of(record r, unsigned* threads) {
@@ -171,9 +173,12 @@ void access_range(uintptr_t address, uint64_t size, bool write, uintptr_t pc) {
 // What this thread did before a fence is ordered before what others do who read its atomic afterwards.
 void pass_on(uintptr_t address) {
   auto& p = w.published[(address >> 2) % 256];
+  uint32_t& mine = w.acquired_by[fr_watch_current];
   if (p.address == address && p.epoch > w.acquired) w.acquired = p.epoch;
-  if (!w.released) return;
-  if (p.address != address || p.epoch < w.released) p.address = address, p.epoch = w.released;
+  if (p.address == address && p.epoch > mine) mine = p.epoch;
+  const uint32_t own = w.fenced[fr_watch_current], released = own > w.released ? own : w.released;
+  if (!released) return;
+  if (p.address != address || p.epoch < released) p.address = address, p.epoch = released;
 }
 
 void atomic_access(uintptr_t address, unsigned size, bool read, bool write, uintptr_t pc) {

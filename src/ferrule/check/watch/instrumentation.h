@@ -98,6 +98,6 @@ ATOMICS(8, uint8_t) ATOMICS(16, uint16_t) ATOMICS(32, uint32_t) ATOMICS(64, uint
 HOOK void __tsan_atomic_thread_fence(int) {
   if (fr_watch_current == NOBODY) return;
   advance();
-  w.released = w.epoch - 1;
+  w.fenced[fr_watch_current] = w.epoch - 1;
 }
 HOOK void __tsan_atomic_signal_fence(int) {}

@@ -39,6 +39,9 @@ enum watch_kind : uint32_t {
   CRASH,             // a fault: a stack that overflowed, or is overwritten
   UNSET,             // text: a local variable that is read, and has no value
   NO_ROOM,           // more arrays than can be watched
+  NOT_NAMED,         // in CUDA: a lane is not in the mask that it gives
+  ABSENT,            // other_thread is in it, and does not come
+  TRAP,              // a thread ends the launch
 };
 
 struct watch_event {

@@ -79,6 +79,10 @@ struct state {
   uint64_t group;
   uint32_t epoch, group_first, device_since, shared_since, barrier_since, released, acquired;
   uint32_t simd_device[MOST_THREADS / 32], simd_shared[MOST_THREADS / 32];
+  uint32_t fenced[MOST_THREADS];        // each thread's last fence
+  uint32_t acquired_by[MOST_THREADS];   // what is up to then is before what each thread does
+  uint32_t lane_since[MOST_THREADS][32];  // the same of each lane of its simdgroup; 0: nothing
+  bool lanes_met;                       // there is something in it
   bool left[MOST_THREADS];
   struct {
     uint64_t place;
@@ -127,6 +131,9 @@ void advance() {
   memset(w.published, 0, sizeof w.published);
   w.epoch = w.group_first = w.device_since = w.shared_since = w.barrier_since = 1;
   w.acquired = w.released = 0;
+  memset(w.fenced, 0, sizeof w.fenced);
+  memset(w.acquired_by, 0, sizeof w.acquired_by);
+  memset(w.lane_since, 0, sizeof w.lane_since);
   for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = 1;
   w.group_epoch[0] = 1, w.group_unit[0] = w.group, w.group_threads[0] = w.threads;
   w.groups = w.most_groups > 1;

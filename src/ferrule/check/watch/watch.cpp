@@ -10,6 +10,7 @@
 // `shared.h` is what Python knows, `state.h` all that is kept.
 #include "accesses.h"
 #include "arithmetic.h"
+#include "cuda.h"
 #include "instrumentation.h"
 #include "memory.h"
 
@@ -115,6 +116,9 @@ HOOK void fr_watch_group(unsigned long unit, unsigned threads, const void* scrat
   for (unsigned s = 0; s < MOST_THREADS / 32; ++s) w.simd_device[s] = w.simd_shared[s] = w.epoch;
   memset(fr_watch_rounds, 0, threads * sizeof fr_watch_rounds[0]);
   memset(w.left, 0, threads * sizeof w.left[0]);
+  memset(w.fenced, 0, threads * sizeof w.fenced[0]);
+  memset(w.acquired_by, 0, threads * sizeof w.acquired_by[0]);
+  if (w.lanes_met) memset(w.lane_since, 0, threads * sizeof w.lane_since[0]), w.lanes_met = false;
   memset(w.operation, 0, threads * sizeof w.operation[0]);
   memset(w.invalid, 0, threads * sizeof w.invalid[0]);
   memset(w.infinite, 0, threads * sizeof w.infinite[0]);

@@ -24,7 +24,9 @@ from ...source.cuda.launch import (
 )
 from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
 from ...tools.driver import LoadedFunction, Sizes, driver
+from .. import protocol
 from ..protocol import Binary, Native
+from .watched import watched
 
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
 _EXTENT = struct.Struct("=qQII")  # `fr::extent` of include/cuda_bounds.h
@@ -107,6 +109,9 @@ class CudaProgram:
             DeviceError: the GPU cannot run it, or an earlier kernel broke the process's CUDA.
         """
         self._driver.check_ordinal(self._ordinal)
+        call = self._spec, inputs, outputs, launch
+        if protocol.watcher is not None and watched(self._driver, self._ordinal, *call, stream):
+            return
         plan = self._plan(inputs, outputs, launch)
         packed = packed_arguments(self._arguments(inputs, outputs, plan))
         at = ctypes.addressof(packed)
@@ -124,6 +129,11 @@ class CudaProgram:
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over the same grid."""
         self._driver.check_ordinal(self._ordinal)
+        if protocol.watcher is not None:  # C starts it where nobody is asked
+            name = self._spec.kernel.name
+            protocol.watcher.note(
+                f"not checked: kernel {name!r} on cuda:{self._ordinal} in a graph."
+            )
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
             nothing = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)

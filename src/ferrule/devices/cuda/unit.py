@@ -14,6 +14,7 @@ from ...tools import cublas, nvrtc
 from ...tools.binding import runtime
 from ...tools.driver import Driver, LoadedFunction, driver
 from ...unit import Fill, Product, Run, Step, TensorMap, UnitSpec
+from .. import protocol
 from ..digests import generator_digest, header_digest, packed, unpacked
 from ..protocol import UnitBinary
 from .program import packed_arguments
@@ -158,6 +159,8 @@ class CudaUnitProgram:
             ToolchainError: a step is a matrix product, and there is no cuBLAS.
         """
         self._driver.check_ordinal(self._ordinal)
+        if protocol.watcher is not None:
+            protocol.watcher.note(f"not checked: unit {self._spec.name!r} on cuda:{self._ordinal}.")
         functions = self._loaded()
         for step in steps:
             if isinstance(step, Run):

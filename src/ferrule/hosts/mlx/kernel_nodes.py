@@ -47,6 +47,7 @@ class NodeKernel(BoundKernel):
         self.plans: dict[object, int] = {}
         self.number = number_of(self)
         entries.kept.append(self)
+        self.structure.body[0].devices |= entries.CPU  # of one in CUDA `program` refuses it
         self.calls = loaded().fr_mlx_calls(len(kernel.input_names))
         self.answer = answering(self._rules(), f"kernel {kernel.name!r}")
         entries.kept.append(self.answer)
@@ -57,7 +58,8 @@ class NodeKernel(BoundKernel):
         """What runs the kernel for inputs and outputs of these dtypes and ranks."""
         from ...devices import protocol as devices
 
-        if device == "cpu" and self.kernel.language == "cuda":
+        in_cuda = self.kernel.language == "cuda"
+        if device == "cpu" and in_cuda and not devices.runs_cuda(self.kernel):
             raise arguments.needs_cuda(self.kernel, mlx.name, device, "Call it with stream=mx.gpu")
         spec = Spec(
             self.kernel,
@@ -285,7 +287,7 @@ def call_kernel(
     deepest = max(len(shape) for shape in shapes)
     if native is None or most > ARGUMENTS or deepest > MOST_DIMS:
         return None
-    if kernel.language == "cuda" and not native.fr_mlx_has_cuda():
+    if kernel.language == "cuda" and not (native.fr_mlx_has_cuda() or _runs_cuda(kernel)):
         raise arguments.needs_cuda(kernel, mlx.name, "cpu")
     arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
@@ -305,6 +307,12 @@ def call_kernel(
     outputs: list[mx.array] = answered(native.fr_mlx_run(plan, arrays, stream_of(kernel, stream)))
     native.fr_mlx_remember(bound.calls, memo_key, plan)
     return outputs
+
+
+def _runs_cuda(kernel: Kernel) -> bool:
+    from ...devices import protocol as devices
+
+    return devices.runs_cuda(kernel)
 
 
 def again(kernel: Kernel) -> Any:

@@ -94,11 +94,15 @@ class SharedMemory:
             self.outside.update({d[1]: text for d, text in zip(declared, texts, strict=True)})
 
     def _text(self, kind: str, name: str, suffix: str, line: int, dynamic: bool) -> str:
-        alias = f"fr_t_{name}"
-        value = f'::fr::checked_shared<{alias}>({line}, "{name}")'
+        alias, key = f"fr_t_{name}", ""
         if dynamic:
-            value = f'*reinterpret_cast<{alias}*>(::fr::on_cpu::dynamic_shared({line}, "{name}"))'
-        return f"typedef {kind} {alias}{suffix}; {alias}& {name} = {value};"
+            item = f"sizeof((*static_cast<{alias}*>(nullptr))[0])"
+            place = f'::fr::on_cpu::dynamic_shared({line}, "{name}", {item})'
+            value = f"*reinterpret_cast<{alias}*>({place})"
+        else:
+            key = f"static char fr_k_{name}; "
+            value = f'::fr::checked_shared<{alias}>(&fr_k_{name}, {line}, "{name}")'
+        return f"typedef {kind} {alias}{suffix}; {key}{alias}& {name} = {value};"
 
 
 def _statement(parts: list[Token], i: int) -> tuple[int, int]:

@@ -88,14 +88,15 @@ def text(spec: Spec, *, checked: bool = False) -> str:
     lines = [*_head(kernel.name, named(spec), checked), '#include "cuda_kernel.h"']
     lines += [f'#line 1 "{kernel.name}.header"', header, '#line 1 "ferrule"']
     lines += ["namespace mlx { namespace core { namespace cu {"]
-    lines += ["static void fr_kernel(", ",\n".join(f"    {p}" for p in parameters) + ") {"]
+    apart = "__attribute__((noinline, flatten)) " if checked else ""  # as in source.fibers
+    lines += [f"static {apart}void fr_kernel(", ",\n".join(f"    {p}" for p in parameters) + ") {"]
     lines += [*locals_of(spec), shared.at_start(tokens(source, kernel=kernel.name, where="source"))]
     lines += [f'#line 1 "{kernel.name}.source"', source, '#line 1 "ferrule"', "}"]
     lines += ["} } }  // namespace mlx::core::cu"]
     given = ", ".join(arguments)
     run = (
         "  ::fr::fiber_groups(fr_l, fr_begin, fr_end, fr_w, [&](const ::fr::group& fr_g, unsigned "
-        "fr_i) {\n    ::fr::on_cpu::begin(fr_l, fr_g, fr_i);\n"
+        "fr_i) FR_QUIET {\n    ::fr::on_cpu::begin(fr_l, fr_g, fr_i);\n"
         f"    {_SPACE}::fr_kernel({given});\n  }});\n"
     )
     return "\n".join(lines) + "\n" + _ENTRY.format(name=ENTRY, run=run) + _TAIL
