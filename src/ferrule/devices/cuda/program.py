@@ -132,8 +132,8 @@ class CudaProgram:
         if protocol.watcher is not None:  # C starts it where nobody is asked
             name = self._spec.kernel.name
             protocol.watcher.note(
-                f"not checked: kernel {name!r} on cuda:{self._ordinal}, where C starts it; arrays on "
-                "the CPU have it checked."
+                f"not checked: kernel {name!r} on cuda:{self._ordinal}, where C starts it; give it "
+                "arrays on the CPU."
             )
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
