@@ -218,6 +218,7 @@ def test_what_is_imported_is_required() -> None:
     of_extras = {
         "check/draws.py": FUZZ,
         "check/fuzz.py": FUZZ,
+        "check/prove_solver.py": {"z3"},  # of the extra `prove`
         "cli/check_pytest.py": {"pytest"},  # which its user has
         "cli/demo.py": DEMO,
         "ops/nvfp4/checkpoint.py": NVFP4,

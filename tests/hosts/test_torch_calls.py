@@ -474,7 +474,7 @@ def test_the_chosen_way_of_running_reaches_them() -> None:
         assert mode in found and bound.structure.entries == 0
     assert found == {"auto", "split", "fibers"}
     op(x)
-    assert bound.structure.entries == 1 and not torch_calls.fastcall.bypassing()
+    assert bound.structure.entries == 1 and not torch_calls.fastcall.bypasses
 
 
 def test_many_dims_are_refused() -> None:

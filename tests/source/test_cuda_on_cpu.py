@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -428,7 +430,10 @@ kernel = fe.cuda_kernel("k", ["a"], ["out"], source)
 cuda_on_cpu.launch(kernel, [np.full(1, 1.5, np.float32)], grid=(2, 1, 1), threadgroup=(2, 1, 1),
                    output_shapes=[(1,)], output_dtypes=[np.float32])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
     assert done.stdout == "0 of k: 1.5\n1 of k: 1.5\n"
 
 

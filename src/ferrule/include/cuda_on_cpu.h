@@ -47,6 +47,7 @@
 
 #define FR_FIBERS 1
 #define FR_CUDA_LANES 1
+#include "checked.h"
 #include "types.h"
 #include "math.h"
 #include "functions.h"

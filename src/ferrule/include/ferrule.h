@@ -4,6 +4,7 @@
 #define FERRULE 1  // for an author's #ifdef: not Apple's compiler
 #define __METAL__ 1
 #define __METAL_VERSION__ 320  // what MLX compiles for on macOS 15
+#include "checked.h"
 #include "types.h"
 #include "math.h"
 #include "functions.h"

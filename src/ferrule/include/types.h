@@ -24,7 +24,6 @@
 #define FR_DECL
 #endif
 #define METAL_FUNC FR_FN
-#include "checked.h"
 
 // _Float16 where its conversions are instructions that the compiler also vectorises. Elsewhere
 // branch-free integer code is as fast (g++ 12 on AVX2) or four times faster (AVX-512).

@@ -75,7 +75,7 @@ class Destination(NamedTuple):
 _current: ContextVar[Destination | None] = ContextVar("ferrule.printing", default=None)
 _entered: list[Destination] = []  # of all threads; the last one serves threads without their own
 _changing = threading.Lock()
-_library: ctypes.CDLL | None = None
+_libraries: list[ctypes.CDLL] = []  # the runtimes; a process may have several
 _more: list[Callable[[], object]] = []
 
 
@@ -122,8 +122,8 @@ def printing(
 
 def show_waiting() -> None:
     """Shows what has been printed and not been shown: on MLX's threads, in CUDA graphs."""
-    if _library is not None:
-        _library.fr_show_waiting()
+    for library in _libraries:
+        library.fr_show_waiting()
     for show_more in _more:
         show_more()
 
@@ -136,8 +136,8 @@ def at_end(show_more: Callable[[], object]) -> None:
 def _change(change: Callable[[Destination], object], destination: Destination) -> None:
     with _changing:
         change(destination)
-        if _library is not None:
-            _library.fr_set_print_limit(_most_lines())
+        for library in _libraries:
+            library.fr_set_print_limit(_most_lines())
 
 
 def _most_lines() -> int:
@@ -148,10 +148,9 @@ def _most_lines() -> int:
 
 def attach(library: ctypes.CDLL) -> None:
     """Has a runtime hand over what kernels print."""
-    global _library
     pending = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
     with _changing:
-        _library = library
+        _libraries.append(library)
         library.fr_set_print_limit(_most_lines())
     library.fr_set_printer(_printer, pending, threading.main_thread().ident or 0)
     atexit.register(show_waiting)
