@@ -28,10 +28,13 @@ class Selection:
     kinds: frozenset[str] = ALL
     kernels: tuple[str, ...] = ()
 
+    def names(self, kernel: str) -> bool:
+        """Whether findings in this kernel are wanted, of whatever kind."""
+        return not self.kernels or any(fnmatchcase(kernel, glob) for glob in self.kernels)
+
     def takes(self, kernel: str, kind: str) -> bool:
         """Whether findings of this kind in this kernel are wanted."""
-        named = not self.kernels or any(fnmatchcase(kernel, glob) for glob in self.kernels)
-        return named and kind in self.kinds
+        return kind in self.kinds and self.names(kernel)
 
     def of(self, findings: Iterable[Finding]) -> list[Finding]:
         """Those findings that are wanted."""

@@ -17,7 +17,6 @@ from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
 from . import texts, watched
-from .findings import KINDS as KINDS_OF_FINDINGS
 from .findings import Finding
 from .instrument import Instrumented, instrumented, instrumented_unit
 from .lines import Place
@@ -104,7 +103,7 @@ class Watch:
     ) -> bool:
         """Run a launch, watched; False of a kernel that nobody wants to be."""
         name = spec.kernel.name
-        if not any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS):
+        if not self._wanted.names(name):
             return False
         in_cuda = spec.kernel.language == "cuda"
         if in_cuda and not self._is_known(spec):
@@ -155,8 +154,7 @@ class Watch:
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether launches of a kernel in CUDA are run here, on the CPU."""
-        wanted = any(self._wanted.takes(kernel.name, kind) for kind in KINDS_OF_FINDINGS)
-        return wanted and self._is_known(Spec(kernel, (), (), ()))
+        return self._wanted.names(kernel.name) and self._is_known(Spec(kernel, (), (), ()))
 
     def unit(
         self, spec: UnitSpec, steps: Sequence[Step], places: ArraysAt, inputs: Collection[str]
@@ -176,8 +174,7 @@ class Watch:
 
     def units(self, name: str) -> bool:
         """Whether an op's implementations in CUDA are run on the CPU."""
-        wanted = any(self._wanted.takes(name, kind) for kind in KINDS_OF_FINDINGS)
-        return self.options.cuda and wanted
+        return self.options.cuda and self._wanted.names(name)
 
     def _is_known(self, spec: Spec) -> bool:
         """Whether all of a text in CUDA is known on the CPU; else a note says what is not."""
@@ -193,7 +190,7 @@ class Watch:
     ) -> Native | None:
         """What lets C run it: a function that is called with the arrays' addresses. None of a
         kernel that nobody wants to be watched."""
-        if not any(self._wanted.takes(spec.kernel.name, kind) for kind in KINDS_OF_FINDINGS):
+        if not self._wanted.names(spec.kernel.name):
             return None
 
         # Where they must be row-contiguous, C has copied those that are not.

@@ -35,6 +35,11 @@ bool is_authors(const source_location& at) {
   return at.file && (ends_with(at.file, ".source") || ends_with(at.file, ".header"));
 }
 
+// An event of the place in the author's text, or, where the dialect's own header stands there, of the code's.
+watch_event* add_at(watch_kind kind, const source_location& at, uintptr_t pc) {
+  return is_authors(at) ? add(kind, -1, 0, 0, at.file, at.line, at.column) : add(kind, -1, pc);
+}
+
 // An operand as 64 bits, from how the check was given it.
 uint64_t operand(const type_descriptor* type, uint64_t value) {
   const unsigned bits = 1u << (type->info >> 1);
@@ -46,9 +51,8 @@ uint64_t operand(const type_descriptor* type, uint64_t value) {
 
 void arithmetic(watch_kind kind, const typed_check* c, const char* what, uint64_t a, uint64_t b, uintptr_t pc) {
   if (fr_watch_current == NOBODY) return;
-  const bool authors = is_authors(c->at);
-  if (!authors && kind == OVERFLOW_INT) return;  // of the dialect's own header, which counts on wrapping
-  watch_event* e = authors ? add(kind, -1, 0, 0, c->at.file, c->at.line, c->at.column) : add(kind, -1, pc);
+  if (kind == OVERFLOW_INT && !is_authors(c->at)) return;  // of the dialect's own header, which counts on wrapping
+  watch_event* e = add_at(kind, c->at, pc);
   if (!e) return;
   e->value[0] = operand(c->type, a), e->value[1] = operand(c->type, b);
   copy_text(e->text, what);
@@ -102,10 +106,8 @@ HOOK void __ubsan_handle_shift_out_of_bounds(const indexed_check* c, uint64_t a,
 }
 HOOK void __ubsan_handle_out_of_bounds(const indexed_check* c, uint64_t index) {
   if (fr_watch_current == NOBODY) return;
-  const bool authors = is_authors(c->at);
-  if (authors && names_shared(c->at)) return;  // the access itself says more
-  watch_event* e = authors ? add(BOUNDS_PRIVATE, -1, 0, 0, c->at.file, c->at.line, c->at.column)
-                           : add(BOUNDS_PRIVATE, -1, CALLER);
+  if (is_authors(c->at) && names_shared(c->at)) return;  // the access itself says more
+  watch_event* e = add_at(BOUNDS_PRIVATE, c->at, CALLER);
   if (e) {
     e->value[0] = operand(c->index, index);
     copy_text(e->text, c->array->name);
@@ -119,8 +121,7 @@ HOOK void __ubsan_handle_type_mismatch_v1(const aligned_check* c, uintptr_t addr
   const bool aligned = !(address & (alignment - 1));
   if (aligned && number < w.used) return;  // the access itself says more
   const watch_kind kind = aligned ? BOUNDS_PRIVATE : MISALIGNED;
-  const bool authors = is_authors(c->at);
-  watch_event* e = authors ? add(kind, -1, 0, 0, c->at.file, c->at.line, c->at.column) : add(kind, -1, CALLER);
+  watch_event* e = add_at(kind, c->at, CALLER);
   if (e) {
     e->value[0] = aligned ? ~uint64_t(0) >> 1 : address, e->value[1] = alignment;
     if (number < w.used) e->array = int(number), e->index = int64_t(address - w.array[number].begin);

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ... import dtypes
+from ...devices import protocol as devices
 from ...dtypes import Dtype
 from ...errors import KernelError, KernelTypeError
 from ...kernels import arguments, entries
@@ -56,8 +57,6 @@ class NodeKernel(BoundKernel):
         self, request: Request, device: str, inputs: list[Facts], outputs: list[Facts]
     ) -> Program:
         """What runs the kernel for inputs and outputs of these dtypes and ranks."""
-        from ...devices import protocol as devices
-
         in_cuda = self.kernel.language == "cuda"
         if device == "cpu" and in_cuda and not devices.runs_cuda(self.kernel):
             raise arguments.needs_cuda(self.kernel, mlx.name, device, "Call it with stream=mx.gpu")
@@ -287,7 +286,7 @@ def call_kernel(
     deepest = max(len(shape) for shape in shapes)
     if native is None or most > ARGUMENTS or deepest > MOST_DIMS:
         return None
-    if kernel.language == "cuda" and not (native.fr_mlx_has_cuda() or _runs_cuda(kernel)):
+    if kernel.language == "cuda" and not (native.fr_mlx_has_cuda() or devices.runs_cuda(kernel)):
         raise arguments.needs_cuda(kernel, mlx.name, "cpu")
     arrays = tuple([array_of(kernel, wants, i, value) for i, value in enumerate(inputs)])
     fills = None
@@ -307,12 +306,6 @@ def call_kernel(
     outputs: list[mx.array] = answered(native.fr_mlx_run(plan, arrays, stream_of(kernel, stream)))
     native.fr_mlx_remember(bound.calls, memo_key, plan)
     return outputs
-
-
-def _runs_cuda(kernel: Kernel) -> bool:
-    from ...devices import protocol as devices
-
-    return devices.runs_cuda(kernel)
 
 
 def again(kernel: Kernel) -> Any:
