@@ -293,3 +293,25 @@ def test_many_arrays() -> None:
             output_dtypes=["float32"],
         )
     assert not findings
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "threadgroup alignas(16) float t[32]",
+        "alignas(float4) threadgroup float t[32]",
+        "volatile threadgroup float t[32]",
+        "threadgroup decltype(x[0] + 1) t[32]",
+    ],
+)
+def test_all_that_may_stand_beside_threadgroup_declares_memory(declared: str) -> None:
+    """With and without a check: what stood behind `threadgroup` once made a thread's own array."""
+    shift = kernel(f"""{declared};
+uint i = thread_position_in_threadgroup.x;
+t[i] = x[i];
+threadgroup_barrier(mem_flags::mem_threadgroup);
+y[i] = t[i + 1];""")
+    given = call(32)
+    assert (shift(**given)[0][:31] == np.arange(1, 32)).all()
+    (finding,) = shift.check(**given)
+    assert (finding.kind, finding.line) == ("bounds", 5) and "'t' (32 elements)" in finding.message

@@ -5,8 +5,8 @@
 struct Pair { float a; uint n; };
 //@ body
 constexpr int W = N / 4;
-threadgroup T tile[4][N / 4], spare[W];             // two dimensions, several per statement, sizes from the template
-threadgroup float4 quads[W];                        // vector elements: reinterpretable as float
+threadgroup alignas(16) T tile[4][N / 4], spare[W]; // two dimensions, several per statement, sizes from the template
+alignas(float4) threadgroup float4 quads[W];        // vector elements: reinterpretable as float
 threadgroup Pair one;                               // a single struct
 uint i = thread_position_in_threadgroup.x;
 tile[i / W][i % W] = T(x[i]);

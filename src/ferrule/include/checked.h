@@ -25,7 +25,7 @@ FR_WATCH void fr_watch_operation(const void* caller);
 FR_WATCH void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags);
 FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
-                               unsigned long item, unsigned long align, int floats);
+                               unsigned long item, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_unset(const char* name);

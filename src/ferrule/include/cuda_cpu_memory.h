@@ -24,7 +24,7 @@ template <class T> FR_FN T& checked_shared(const char* key, unsigned line, const
   constexpr int floats = metal::is_same_v<S, __half> ? 1 : metal::is_same_v<S, __nv_bfloat16> ? 2
                          : metal::is_same_v<S, float> ? 3 : metal::is_same_v<S, double> ? 4
                          : __is_class(S) || __is_union(S) ? 5 : 0;
-  return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), alignof(S), floats));
+  return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), floats));
 }
 }  // namespace fr
 #endif

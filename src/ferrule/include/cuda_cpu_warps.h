@@ -24,7 +24,7 @@ alignas(1024) static FR_PER_THREAD unsigned char dynamic_memory[DYNAMIC_BYTES];
 // Where an `extern __shared__` array begins, which is declared in a line as this, of such elements.
 FR_FN void* dynamic_shared(unsigned line, const char* name, size_t item) {
 #ifdef FR_CHECKED  // its bytes are anything's: floats 0
-  return fr_watch_shared(dynamic_memory, line, name, block.dynamic_bytes, item, 16, 0);
+  return fr_watch_shared(dynamic_memory, line, name, block.dynamic_bytes, item, 0);
 #else
   (void)line, (void)name, (void)item;
   return dynamic_memory;

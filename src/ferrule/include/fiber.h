@@ -533,7 +533,7 @@ template <class T> FR_FN T& watched_memory(const char* key, unsigned line, const
   constexpr int floats = metal::is_same_v<S, half> ? 1 : metal::is_same_v<S, bfloat> ? 2
                          : metal::is_same_v<S, float> ? 3 : metal::is_same_v<S, double> ? 4
                          : detail::scalar_v<S> ? 0 : 5;
-  return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), alignof(S), floats));
+  return *static_cast<T*>(fr_watch_shared(key, line, name, sizeof(T), sizeof(S), floats));
 }
 }  // namespace fr
 #define FR_MEMORY(LINE, NAME)                \

@@ -31,6 +31,7 @@ from .syntax import (
     field,
     function_definitions,
     part,
+    replaced,
     walk,
 )
 from .unset import watch_locals
@@ -82,18 +83,25 @@ def mark_places(text: str, p: Prepared, *, body: bool, checked: bool = False) ->
         if node.type in ("for_statement", "while_statement", "do_statement"):
             if called(tree, node) & (SYNC | helpers):
                 edits += _loop_marks(node)
-        elif node.type == "declaration" and tree.text(node).startswith("thread_local"):
-            edits += _memory(tree, node, checked)
+        elif node.type == "declaration" and (word := _storage(tree, node)) is not None:
+            edits += _memory(tree, node, word, checked)
         elif node.type == "call_expression":
             edits += _call_marks(tree, node, helpers, set(SYNC) - defined_here)
     storage = UNWATCHED if checked else _STORAGE
     return _mark_calls(tree.edited(edits), p.kernel.name, defined_here & SYNC, storage)
 
 
-def _memory(tree: Tree, node: Node, checked: bool) -> list[Edit]:
+def _storage(tree: Tree, node: Node) -> Node | None:
+    """The word of a declaration that says that it is of threadgroup memory."""
+    specifiers = (c for c in node.children if c.type == "storage_class_specifier")
+    return next((c for c in specifiers if tree.text(c) == "thread_local"), None)
+
+
+def _memory(tree: Tree, node: Node, storage: Node, checked: bool) -> list[Edit]:
     """Note how large the threadgroup memory of a declaration is, or have it elsewhere.
 
-    Of ``thread_local float a[8];`` a checked text makes a type, and a reference to memory of it.
+    Of ``thread_local float a[8];`` a checked text makes a type, and a reference to memory of it,
+    which lies at the begin of a page: what ``alignas`` asks for goes.
     """
     names = [n for n in map(declared_name, declarators(node)) if n is not None]
     line, end = node.start_point[0] + 1, node.end_byte
@@ -101,10 +109,11 @@ def _memory(tree: Tree, node: Node, checked: bool) -> list[Edit]:
     if not checked or any(d.type not in shapes for d in declarators(node)):
         notes = " ".join(shared_note(line, tree.text(n)) for n in names)
         return [(end, end, f" {notes}")]
-    words = node.start_byte, node.start_byte + len("thread_local")
+    aligned = [c for c in node.children if any(q.type == "alignas_qualifier" for q in c.children)]
+    specifiers = [replaced(storage, "typedef"), *(replaced(c, "") for c in aligned)]
     memory = " ".join(f"FR_MEMORY({line}, {tree.text(n)});" for n in names)
     types = [(n.start_byte, n.start_byte, "fr_t_") for n in names]
-    return [(*words, "typedef"), *types, (end, end, f" {memory}")]
+    return [*specifiers, *types, (end, end, f" {memory}")]
 
 
 def _call_marks(tree: Tree, node: Node, helpers: set[str], sync: set[str]) -> list[Edit]:

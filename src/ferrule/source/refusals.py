@@ -8,9 +8,10 @@ from collections.abc import Set
 
 from ..errors import DialectError
 from .dialect import CUDA_WORDS
-from .lexer import ANGLES, CLOSE, OPEN, Token, solid, text_at
+from .lexer import ANGLES, CLOSE, OPEN, Token, partner, solid, text_at
 
 DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+(?=\W|$))(?:\([^)]*\))?(.*)$", re.MULTILINE)
+_WITH_BRACKETS = ("alignas", "__attribute__", "decltype")
 NO_TYPES = ("return", "else", "case", "const", "constexpr", "typename", "do")
 
 
@@ -130,9 +131,15 @@ class Checked:
         cast = self._text_at(start - 1) in ("(", ",")  # or a parameter
         if cast or self._text_at(start) in ("using", "typedef", "for"):
             return False
-        angle, has_name = 0, False
-        for token in (self.solid[j] for j in range(i + 1, len(self.solid))):
-            if token.text in ANGLES:
+        angle, has_name, j = 0, False, i
+        while (j := j + 1) < len(self.solid):
+            token = self.solid[j]
+            if token.text in _WITH_BRACKETS and self._text_at(j + 1) == "(":
+                j = partner(self.solid, j + 1)
+                if j < 0:
+                    return False
+                has_name = True
+            elif token.text in ANGLES:
                 angle += ANGLES[token.text]
             elif angle == 0:
                 if token.text in ("*", "&", "&&", "(", ")"):

@@ -311,8 +311,18 @@ class _Rewriter(Checked):
             return
         if token.text == "threadgroup" and inside and self._declares_storage(i):
             token.text = "thread_local"
+            self._align_first(i, token)
             return
         token.text = ""
+
+    def _align_first(self, i: int, token: Token) -> None:
+        """Put ``alignas(…)`` before a declaration's specifiers: C++ has it nowhere else."""
+        if self._text_at(i + 1) != "alignas" or self._text_at(i + 2) != "(":
+            return
+        aligned = self.solid[i + 1 : partner(self.solid, i + 2) + 1]
+        token.text = f"{join(aligned)} thread_local"
+        for moved in aligned:
+            moved.text = ""
 
     def _drop_coherent(self, i: int) -> None:
         """Remove ``coherent(device)``: fences and atomics order what threads see."""

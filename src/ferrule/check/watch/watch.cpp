@@ -199,7 +199,7 @@ HOOK void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const ch
 }
 
 HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes, unsigned long item,
-                           unsigned long, int floats) {
+                           int floats) {
   for (unsigned i = 0; i < w.used; ++i)
     if (w.array[i].key == key) return reinterpret_cast<void*>(w.array[i].begin);
   if (w.used == MOST_ARRAYS) {

@@ -104,6 +104,7 @@ def _replace_declarations(
         spec = tree.data[node.start_byte : declarators(node)[0].start_byte].decode()
         if "thread_local" not in re.findall(r"\w+", spec):
             continue
+        in_cuda = re.sub(r"\bthread_local\b", _SHARED, spec).strip()
         spec = re.sub(r"\b(thread_local|static)\b", "", spec).strip()
         out: list[str] = []
         for d in declarators(node):
@@ -115,7 +116,7 @@ def _replace_declarations(
             n = len(variables)
             variables.append(SharedVariable(tree.text(name), node.start_point[0] + 1))
             if offsets is None:
-                out.append(f"{_SHARED} {spec} {tree.text(d)};")
+                out.append(f"{in_cuda} {tree.text(d)};")
                 continue
             out.append(f"struct fr_s{n} {{ {spec} {tree.text(d)}; }};")
             if probe:
