@@ -216,9 +216,9 @@ def test_what_is_imported_is_required() -> None:
     # Theirs, never installed by us.
     users = {"torch", "mlx", "ferrule", "ferrule-bench", "-ferrule-mlx", "cupy"}
     of_extras = {
-        "check/draws.py": FUZZ,
-        "check/fuzz.py": FUZZ,
-        "check/prove_solver.py": {"z3"},  # of the extra `prove`
+        "check/fuzzing/draws.py": FUZZ,
+        "check/fuzzing/fuzz.py": FUZZ,
+        "check/proofs/solver.py": {"z3"},  # of the extra `prove`
         "cli/check_pytest.py": {"pytest"},  # which its user has
         "cli/demo.py": DEMO,
         "ops/nvfp4/checkpoint.py": NVFP4,

@@ -57,9 +57,9 @@ _moved.stand_in()
 if TYPE_CHECKING:
     from . import mlx as mlx
     from .check.checking import checking as checking
-    from .check.findings import Finding as Finding
-    from .check.fuzz import fuzz as fuzz
-    from .check.prove import prove as prove
+    from .check.fuzzing.fuzz import fuzz as fuzz
+    from .check.proofs.prove import prove as prove
+    from .check.reports.findings import Finding as Finding
     from .devices.cpu.debug import set_debug as set_debug
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
@@ -117,10 +117,10 @@ _LAZY = {
     "adopt": "operators.adopt",
     "set_compiler": "tools.toolchain",
     "checking": "check.checking",
-    "Finding": "check.findings",
+    "Finding": "check.reports.findings",
     "set_debug": "devices.cpu.debug",
-    "fuzz": "check.fuzz",
-    "prove": "check.prove",
+    "fuzz": "check.fuzzing.fuzz",
+    "prove": "check.proofs.prove",
 }
 
 __all__ = [

@@ -17,7 +17,7 @@ import click
 from catalogue import BUGS, Planted
 from cross_case import IMPOSSIBLE
 from cross_check import TOOLS, reported
-from ferrule.check.findings import KINDS
+from ferrule.check.reports.findings import KINDS
 
 _OUTCOME = re.compile(r'"outcome": "([^"]*)"')
 _RESULT = re.compile(r"^RESULT (.*)$", re.M)

@@ -40,7 +40,7 @@ def checking(**options: Any) -> Iterator[Findings]:
 
 def finding(kind: str = "race", kernel: str = "softmax", **fields: Any) -> Any:
     """A finding, whole but for what a test is about."""
-    from ferrule.check.findings import Finding
+    from ferrule.check.reports.findings import Finding
 
     usual = {
         "line": 7,

@@ -11,7 +11,7 @@ import pytest
 
 import ferrule
 from catalogue import BUGS, CLEAN, Case, Planted
-from ferrule.check.findings import KINDS, Finding
+from ferrule.check.reports.findings import KINDS, Finding
 
 # Of each kind that a host has a say in: its arrays, its outputs, its graph.
 ELSEWHERE = {

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stand_in
-from ferrule.check import baseline
-from ferrule.check.findings import KINDS, Finding
-from ferrule.check.select import selection
+from ferrule.check.reports import baseline
+from ferrule.check.reports.findings import KINDS, Finding
+from ferrule.check.reports.select import selection
 from ferrule.errors import KernelError
 
 

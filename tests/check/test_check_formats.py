@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stand_in
-from ferrule.check.findings import KINDS, Finding
-from ferrule.check.formats import fingerprints, from_json, to_github, to_json, to_sarif
-from ferrule.check.results import Results
+from ferrule.check.reports.findings import KINDS, Finding
+from ferrule.check.reports.formats import fingerprints, from_json, to_github, to_json, to_sarif
+from ferrule.check.reports.results import Results
 from ferrule.errors import KernelError
 
 numbers = st.none() | st.integers(1, 10**6)

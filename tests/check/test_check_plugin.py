@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import stand_in
-from ferrule.check import baseline, pytest_plugin
+from ferrule.check import pytest_plugin
+from ferrule.check.reports import baseline
 
 pytest_plugins = ["pytester"]
 PLUGIN = ("-p", "_ferrule_pytest", "-p", "no:cacheprovider", "-p", "no:xdist")

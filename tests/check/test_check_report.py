@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stand_in
-from ferrule.check.findings import KINDS, Finding
-from ferrule.check.kinds import RULES
-from ferrule.check.report import render, show, summary
-from ferrule.check.results import Results
+from ferrule.check.reports.findings import KINDS, Finding
+from ferrule.check.reports.kinds import RULES
+from ferrule.check.reports.report import render, show, summary
+from ferrule.check.reports.results import Results
 
 RACE = """\
 error[race]: kernel 'softmax', line 7

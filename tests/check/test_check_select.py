@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import ferrule
 import stand_in
-from ferrule.check.findings import KINDS
-from ferrule.check.select import ALL, is_suppressed, selection, suppressed, unsuppressed
+from ferrule.check.reports.findings import KINDS
+from ferrule.check.reports.select import ALL, is_suppressed, selection, suppressed, unsuppressed
 from ferrule.errors import DialectError, KernelError
 
 

@@ -14,7 +14,7 @@ import cuda_ops
 import ferrule
 from cuda_catalogue import BUGS, Bug
 from ferrule import ops
-from ferrule.check.findings import Finding
+from ferrule.check.reports.findings import Finding
 from ferrule.errors import DeviceError
 
 sys.path.append(str(Path(__file__).parents[1] / "source"))

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 import ferrule
 import fuzzed_ops as ops
 from ferrule import dtypes
-from ferrule.check import recipes
-from ferrule.check.draws import Draws
-from ferrule.check.fuzz import FuzzResult
-from ferrule.check.recipes import LAYOUTS, Fill, Recipe
-from ferrule.check.redeclare import other_threadgroups, with_threadgroup
+from ferrule.check.fuzzing import recipes
+from ferrule.check.fuzzing.draws import Draws
+from ferrule.check.fuzzing.fuzz import FuzzResult
+from ferrule.check.fuzzing.recipes import LAYOUTS, Fill, Recipe
+from ferrule.check.fuzzing.redeclare import other_threadgroups, with_threadgroup
 
 FOLDER = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""`ferrule.check.gate.gate`: each stage can fail, and says why."""
+"""`ferrule.check.fuzzing.gate.gate`: each stage can fail, and says why."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 import ferrule
 import fuzzed_ops as ops
-from ferrule.check import gate as gates
-from ferrule.check.gate import STAGES, Report, gate, whole
+from ferrule.check.fuzzing import gate as gates
+from ferrule.check.fuzzing.gate import STAGES, Report, gate, whole
 
 
 def judged(op: ferrule.Op, reference: Callable[..., Any], **more: Any) -> Report:
@@ -26,9 +26,13 @@ def statuses(report: Report) -> list[str]:
     return [report[stage]["status"] for stage in STAGES]
 
 
+def _without_solver(*_: Any, **__: Any) -> Any:
+    raise ferrule.FerruleError("z3-solver is not installed")
+
+
 @pytest.fixture
 def no_prover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "prover", lambda: None)
+    prover(monkeypatch, _without_solver)
 
 
 def test_pass(no_prover: None) -> None:
@@ -103,7 +107,7 @@ def test_op_that_refuses_all() -> None:
 
 def prover(monkeypatch: pytest.MonkeyPatch, prove: Callable[..., Any]) -> None:
     """Have the gate's prover do what a test says."""
-    monkeypatch.setattr(gates, "prover", lambda: prove)
+    monkeypatch.setattr(gates, "prove", prove)
 
 
 def verdict(status: str, line: int | None = None, message: str = "") -> types.SimpleNamespace:

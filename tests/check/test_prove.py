@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelTypeError
-from ferrule.check import prove_solver
-from ferrule.check.prove import Proof, prove
+from ferrule.check.proofs import solver as prove_solver
+from ferrule.check.proofs.prove import Proof, prove
 
 pytest.importorskip("z3")
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ferrule
-from ferrule.check import breaks
-from ferrule.check.messages import position
+from ferrule.check.launches.messages import position
+from ferrule.check.stops import breaks
 from ferrule.errors import KernelError
 from ferrule.kernel import make_kernel
 from ferrule.source.stops import with_stops

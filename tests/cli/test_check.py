@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrule.check.formats import from_json
+from ferrule.check.reports.formats import from_json
 
 FOLDERS = [Path(__file__).resolve().parents[1] / "check", *sys.path]
 START = (

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import cuda_on_cpu
 import ferrule as fe
 from cuda_bodies import BODIES, INDEX, RANDOM, Body, F
-from ferrule.check import watched
-from ferrule.check.instrument import instrumented
+from ferrule.check.launches import watched
+from ferrule.check.launches.instrument import instrumented
 from ferrule.devices.cpu import cuda_bodies
 from ferrule.source.cuda import on_cpu
 from ferrule.spec import Launch

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .checking import checking
-from .formats import to_json
-from .report import show
-from .results import Results, write_file
+from .reports.formats import to_json
+from .reports.report import show
+from .reports.results import Results, write_file
 
 _checked: contextlib.ExitStack | None = None
 _last: _Last | None = None

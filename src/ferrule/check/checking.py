@@ -14,11 +14,11 @@ from ..errors import KernelError
 from ..hosts import protocol as hosts
 from ..kernel import Kernel
 from ..tools import fastcall
-from . import baseline as known_findings
-from .select import selection
-from .stopping import Stops
+from .launches.watched import Options
+from .reports import baseline as known_findings
+from .reports.select import selection
+from .stops.stopping import Stops
 from .units import CudaOnCpu
-from .watched import Options
 from .watching import Findings, Watch
 
 

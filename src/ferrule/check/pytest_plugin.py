@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import KernelError
-from . import baseline
 from .checking import checking
-from .formats import as_dict
-from .report import render
-from .results import Results
-from .select import ALL, Selection, selection
+from .reports import baseline
+from .reports.formats import as_dict
+from .reports.report import render
+from .reports.results import Results
+from .reports.select import ALL, Selection, selection
 
 _ARGUMENTS = ("kinds", "ignore", "kernels")
 

@@ -16,18 +16,18 @@ from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
-from . import texts, watched
-from .findings import Finding
-from .instrument import Instrumented, instrumented, instrumented_unit
-from .lines import Place
-from .messages import KIND_OF, position, shown, words
-from .places import Places, compared, other_places_of, places_of
-from .select import Selection, unsuppressed
-from .stop_report import Stop
-from .stopping import Stops
+from .launches import texts, watched
+from .launches.instrument import Instrumented, instrumented, instrumented_unit
+from .launches.lines import Place
+from .launches.messages import KIND_OF, position, shown, words
+from .launches.places import Places, compared, other_places_of, places_of
+from .launches.watched import KINDS, Event, Options, Result
+from .reports.findings import Finding
+from .reports.select import Selection, unsuppressed
+from .stops.report import Stop
+from .stops.stopping import Stops
 from .stress import bytes_of, differences
 from .units import ArraysAt, UnitLaunch, launches
-from .watched import KINDS, Event, Options, Result
 
 # fr_run_some of runtime/runtime.h.
 _RUN = ctypes.CFUNCTYPE(

@@ -12,11 +12,13 @@ import click
 
 import ferrule
 
-from ..check import at_exit, baseline, breaks, formats
-from ..check.findings import Finding
-from ..check.report import show
-from ..check.results import Results, numbered, write_file
-from ..check.select import ALL, Selection, selection
+from ..check import at_exit
+from ..check.reports import baseline, formats
+from ..check.reports.findings import Finding
+from ..check.reports.report import show
+from ..check.reports.results import Results, numbered, write_file
+from ..check.reports.select import ALL, Selection, selection
+from ..check.stops import breaks
 from .check_pytest import Collected, run_pytest
 from .faults import Program
 from .limit import TimeLimit

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from ..check.prove import prove
-from ..check.prove_verdicts import COUNTEREXAMPLE, PROPERTIES
+from ..check.proofs.prove import prove
+from ..check.proofs.verdicts import COUNTEREXAMPLE, PROPERTIES
 from .subject import find_op
 
 

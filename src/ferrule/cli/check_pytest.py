@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..check.findings import Finding
-from ..check.formats import from_dict
-from ..check.select import ALL, Selection
+from ..check.reports.findings import Finding
+from ..check.reports.formats import from_dict
+from ..check.reports.select import ALL, Selection
 from .faults import Fault
 
 PLUGIN = "_ferrule_pytest"

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from ..check.findings import KINDS
-from ..check.fuzz import FuzzResult, fuzz
-from ..check.report import show
-from ..check.results import Results, numbered, write_file
-from ..check.written_test import Origins
+from ..check.fuzzing.fuzz import FuzzResult, fuzz
+from ..check.fuzzing.written_test import Origins
+from ..check.reports.findings import KINDS
+from ..check.reports.report import show
+from ..check.reports.results import Results, numbered, write_file
 from .faults import Fault
 from .subject import find_op, find_reference
 

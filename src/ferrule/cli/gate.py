@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from .. import MetalKernel, Op
-from ..check.gate import ABSENT, ERROR, FAIL, PASS, Report, gate, whole
-from ..check.results import write_file
-from ..check.written_test import Origin, Origins
+from ..check.fuzzing.gate import ABSENT, ERROR, FAIL, PASS, Report, gate, whole
+from ..check.fuzzing.written_test import Origin, Origins
+from ..check.reports.results import write_file
 from .faults import Fault
 from .fuzz import chosen_dtypes, drawing, ranges
 from .subject import Subject, find_reference

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import Op
-from ..check.written_test import Origin
+from ..check.fuzzing.written_test import Origin
 from .faults import Fault
 from .target import find_kernel, load_module
 

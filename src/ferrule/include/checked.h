@@ -1,4 +1,4 @@
-// What a text that is compiled for checking tells check/watch, beside what the compiler's own
+// What a text that is compiled for checking tells check/launches/watch, beside what the compiler's own
 // instrumentation does. Other texts do not know these names.
 //
 // Hooks that blame the author's line are calls, never inlined: their return address says which.

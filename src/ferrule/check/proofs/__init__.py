@@ -1,0 +1,1 @@
+"""What holds for all sizes that a rule allows, by Z3."""

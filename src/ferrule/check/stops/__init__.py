@@ -1,0 +1,1 @@
+"""Stops at lines of a body: where, what is shown, and the prompt of a terminal."""
