@@ -10,26 +10,10 @@
 asm(R"(
 .text
 .p2align 4
-fr_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.p2align 4
 fr_start:
-  movq %r12, %rdi
-  callq *%r13
+  popq %rdi
+  popq %rax
+  callq *%rax
   ud2
 )");
 #elif defined(__aarch64__)
@@ -69,14 +53,12 @@ fr_start:
   blr x20
   brk #0
 )");
+extern "C" void fr_switch(void** save, void* to) __asm__("fr_switch");
 #else
 #error "ferrule: fibers are written for x86-64 and AArch64"
 #endif
 
-extern "C" {
-void fr_switch(void** save, void* to) __asm__("fr_switch");
-void fr_start() __asm__("fr_start");
-}
+extern "C" void fr_start() __asm__("fr_start");
 
 namespace fr {
 
@@ -115,9 +97,40 @@ FR_QUIET FR_FN fiber& self() { return *fr_fibers->current; }
 
 inline unsigned matrix_own_lane() { return self().index % 32; }
 
+// Go on where the stack `to` was left, and leave this one. Neither a call nor a return: processors
+// foretell returns by the calls before them, which are another fiber's then, but at the same place.
+FR_QUIET FR_FN void switch_stack(void** save, void* to) {
+#if defined(__x86_64__)
+  asm volatile(
+      "leaq -128(%%rsp), %%rsp\n\t"  // below may be what a function without calls keeps there
+      "pushq %%rbp\n\t"
+      "leaq 1f(%%rip), %%rax\n\t"
+      "pushq %%rax\n\t"
+      "movq %%rsp, (%%rdi)\n\t"
+      "movq %%rsi, %%rsp\n\t"
+      "popq %%rax\n\t"
+      "popq %%rbp\n\t"
+      "jmpq *%%rax\n"
+      "1:\n\t"
+      "leaq 128(%%rsp), %%rsp"
+      : "+D"(save), "+S"(to)
+      :
+      : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "cc", "memory", "xmm0",
+        "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+        "xmm14", "xmm15"
+#if defined(__AVX512F__)
+        , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
+        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#endif
+  );
+#else
+  fr_switch(save, to);
+#endif
+}
+
 FR_QUIET static __attribute__((noinline)) void suspend() {
   fibers* f = fr_fibers;
-  fr_switch(&f->current->stack_pointer, f->scheduler);
+  switch_stack(&f->current->stack_pointer, f->scheduler);
 }
 
 // -- position ------------------------------------------------------------------------------------
@@ -174,9 +187,9 @@ FR_QUIET inline void resume(fibers* f, fiber& lane) {
   }
   fr_watch_current = lane.index;
 #endif
-  fr_switch(&f->scheduler, lane.stack_pointer);
+  switch_stack(&f->scheduler, lane.stack_pointer);
 #if defined(FR_STOPS)
-  for (; fr_watch_waits; fr_switch(&f->scheduler, lane.stack_pointer)) fr_watch_waits = false, fr_watch_stopped();
+  for (; fr_watch_waits; switch_stack(&f->scheduler, lane.stack_pointer)) fr_watch_waits = false, fr_watch_stopped();
 #endif
 #if defined(FR_CHECKED)
   fr_watch_current = ~0u;
@@ -206,23 +219,23 @@ FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
     const unsigned i = first + turn(k, count);
     if (f->all[i].state == fiber::READY) resume(f, f->all[i]);
   }
-  fiber* earliest = nullptr;
+  const fiber* earliest = nullptr;
+  unsigned mask = 0;
   for (unsigned i = 0; i < count; ++i) {
-    fiber& lane = f->all[first + i];
-    if (lane.state == fiber::AT_OPERATION && (!earliest || compare(lane, *earliest) < 0)) earliest = &lane;
+    const fiber& lane = f->all[first + i];
+    if (lane.state != fiber::AT_OPERATION) continue;
+    const int order = earliest ? compare(lane, *earliest) : -1;
+    if (order < 0) earliest = &lane, mask = 0;
+    if (order < 0 || (order == 0 && lane.run == earliest->run)) mask |= 1u << i;
   }
   if (!earliest) return false;
-  unsigned mask = 0;
   void** operands[SIMD_WIDTH] = {};
-  void (*run)(unsigned, void***) = earliest->run;
   for (unsigned i = 0; i < count; ++i) {
-    fiber& lane = f->all[first + i];
-    if (lane.state != fiber::AT_OPERATION || lane.run != run || compare(lane, *earliest) != 0) continue;
-    mask |= 1u << i;
-    operands[i] = lane.operands;
-    lane.state = fiber::READY;
+    if (!has_lane(mask, i)) continue;
+    operands[i] = f->all[first + i].operands;
+    f->all[first + i].state = fiber::READY;
   }
-  run(mask, operands);
+  earliest->run(mask, operands);
   return true;
 }
 #endif
@@ -239,13 +252,12 @@ template <class BODY> FR_QUIET void fiber_main(fiber* f) {
 FR_QUIET inline void prepare(fiber& lane, char* stack_top, void (*main)(fiber*)) {
   void** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack_top) & ~uintptr_t(15));
 #if defined(__x86_64__)
-  *--top = reinterpret_cast<void*>(&fr_start);  // popped by ret
+  *--top = nullptr;                             // where a call would have left its address
+  *--top = nullptr;
+  *--top = reinterpret_cast<void*>(main);       // popped by fr_start
+  *--top = &lane;
   *--top = nullptr;                             // rbp
-  *--top = nullptr;                             // rbx
-  *--top = &lane;                               // r12
-  *--top = reinterpret_cast<void*>(main);       // r13
-  *--top = nullptr;                             // r14
-  *--top = nullptr;                             // r15
+  *--top = reinterpret_cast<void*>(&fr_start);  // jumped to
 #else
   top -= 20;
   for (int i = 0; i < 20; ++i) top[i] = nullptr;
@@ -303,6 +315,44 @@ FR_QUIET void fiber_groups(const launch* l, uint64_t begin, uint64_t end, worker
 }
 
 #if defined(FR_CHECKED)
+// All threads of a body that waits for nobody, from the next one on, one after the other.
+template <class BODY> FR_QUIET void threads_main(fiber* f) {
+  const group& g = *fr_fibers->where;
+  while (fr_fibers->first < g.n) {
+    f->index = turn(fr_fibers->first++, g.n);
+    if (!fr_watch_goes_on(f->index)) continue;
+    fr_watch_current = f->index;
+    (*static_cast<BODY*>(fr_fibers->body))(g, f->index);
+    fr_watch_thread_done(f->index);
+  }
+  f->state = fiber::DONE;
+  suspend();
+}
+
+// `fiber_groups` of such a body: one fiber runs the threads, and where one of them is ended, another does.
+template <class BODY>
+FR_QUIET void thread_groups(const launch* l, uint64_t begin, uint64_t end, worker* w, BODY body) {
+  group g(l);
+  if (w->scratch_bytes < sizeof(fibers) && !w->grow(w, sizeof(fibers))) return;
+  fibers* f = static_cast<fibers*>(w->scratch);
+  size_t stride = 0;
+  char* stack = static_cast<char*>(w->fiber_stacks(w, 1, FIBER_STACK, &stride));
+  if (!stack) return;
+  fr_fibers = f;
+  g.runs = w;
+  f->where = &g;
+  f->body = &body;
+  for (uint64_t u = begin; u < end; ++u) {
+    g.move_to(u);
+    fr_watch_group(u, g.n, f, sizeof(fibers), stack, stride);
+    for (f->first = 0; f->first < g.n;) {
+      f->all[0].index = turn(f->first, g.n);
+      prepare(f->all[0], stack + FIBER_STACK, &threads_main<BODY>);
+      resume(f, f->all[0]);
+    }
+  }
+}
+
 // A number for where a thread waits: the call, and the rounds of the loops around it.
 FR_QUIET inline unsigned long place_of(const fiber& f, unsigned place) {
   unsigned long sum = place;
@@ -323,11 +373,11 @@ FR_QUIET inline void leave_thread() {
 // One operand of the lanes that wait; of the others `none`.
 template <class T> struct operand {
   T at[32];
-  operand(unsigned mask, void*** operands, unsigned number, T none = T()) {
+  FR_QUIET operand(unsigned mask, void*** operands, unsigned number, T none = T()) {
     for (unsigned i = 0; i < 32; ++i)
       at[i] = has_lane(mask, i) ? *static_cast<T*>(operands[i][number]) : none;
   }
-  void back(unsigned mask, void*** operands) const {
+  FR_QUIET void back(unsigned mask, void*** operands) const {
     for (unsigned i = 0; i < 32; ++i)
       if (has_lane(mask, i)) *static_cast<T*>(operands[i][0]) = at[i];
   }

@@ -54,6 +54,8 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     header = mark_places(p.text.header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
+    alone = checked and not p.text.words & (SYNC | MATRIX_OPS) and "##" not in header + source
+    groups = "thread_groups" if alone else "fiber_groups"
     # Of a function that is inlined, the compiler knows what its pointers point to.
     apart = "__attribute__((noinline, flatten)) " if checked else ""
     return with_entry(
@@ -66,7 +68,7 @@ def text(p: Prepared, *, checked: bool = False) -> str:
   (void)fr_p;
 {values}{body(p, source)}}}
 """,
-        "  ::fr::fiber_groups(fr_l, fr_begin, fr_end, fr_w, [&](const ::fr::group& fr_g, unsigned "
+        f"  ::fr::{groups}(fr_l, fr_begin, fr_end, fr_w, [&](const ::fr::group& fr_g, unsigned "
         "fr_i) FR_QUIET {\n    fr_kernel{values}(fr_g, fr_i{arguments});\n  });\n",
         params,
         units="threadgroups",

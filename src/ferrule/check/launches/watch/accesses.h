@@ -77,18 +77,35 @@ __attribute__((noinline)) void settle() {
   s.size = 0;
 }
 
+// Whether two stores race depends on what is stored: that it is known what was there.
+void collide(record other) {
+  pending_store& s = w.store;
+  if (!s.conflicts) memcpy(s.before, reinterpret_cast<void*>(s.address), s.size);
+  s.conflicts = true, s.other = other;
+}
+
+record now(uintptr_t pc, bool atomic) {
+  record r;
+  r.epoch = w.epoch, r.thread = fr_watch_current, r.pc = pc - w.image_begin, r.atomic = atomic;
+  r.round = fr_watch_rounds[fr_watch_current];
+  return r;
+}
+
+void has_value(array_state& a, cell& c, unsigned bytes) {
+  a.filled += unsigned(__builtin_popcount(bytes & ~c.written));
+  c.written |= bytes;
+}
+
 void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t address, unsigned size, bool write,
            bool atomic, uintptr_t pc) {
-  record me;
-  me.epoch = w.epoch, me.thread = fr_watch_current, me.pc = pc - w.image_begin, me.atomic = atomic;
-  me.round = fr_watch_rounds[fr_watch_current];
+  const record me = now(pc, atomic);
   if (a.shared && c.apart != w.group_first) {  // what an earlier threadgroup left is not there any more
     memset(&c, 0, sizeof c);
     c.apart = w.group_first;
   }
   if (!write && !a.written && !a.loose && (c.written & bytes) != bytes && w.options.uninitialised) {
     if (watch_event* e = add(UNINITIALISED, int(number), pc)) e->index = int64_t(address - a.begin), e->size = size;
-    c.written |= bytes;  // told once
+    has_value(a, c, bytes);  // told once
   }
   if (w.options.races) {
     const auto conflicts = [&](record r, unsigned touched) {
@@ -99,7 +116,7 @@ void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t a
       else if (conflicts(c.other, c.other_bytes)) race(number, address, size, pc, c.other, 1);
       if (conflicts(c.write, c.write_bytes)) {
         if (atomic || c.write.atomic) race(number, address, size, pc, c.write, 3);
-        else w.store.conflicts = true, w.store.other = c.write;
+        else collide(c.write);
       }
     } else {
       if (conflicts(c.write, c.write_bytes)) race(number, address, size, pc, c.write, 2);
@@ -118,7 +135,7 @@ void touch(unsigned number, array_state& a, cell& c, unsigned bytes, uintptr_t a
     const bool mine = in_this_group(c.write) && c.write.thread == me.thread && c.write.epoch == me.epoch;
     c.write_bytes = uint8_t(mine ? c.write_bytes | bytes : bytes);
     c.write = me;
-    c.written |= bytes;
+    has_value(a, c, bytes);
   }
 }
 
@@ -126,9 +143,15 @@ __attribute__((noinline)) void watched(unsigned number, array_state& a, uintptr_
   if (write && !atomic) {
     w.store.address = address, w.store.size = size < 16 ? size : 16, w.store.array = number, w.store.pc = pc;
     w.store.conflicts = false;
-    memcpy(w.store.before, reinterpret_cast<void*>(address), w.store.size);
   }
   const uint64_t begin = address - a.begin, end = begin + size, grain = uint64_t(1) << a.grain;
+  if (write && !atomic && size == 4 && a.grain == 2 && !(begin & 3) && !a.shared) {  // most are an element's first
+    cell& c = a.cells[begin >> 2];
+    if (LIKELY(c.is_new())) {
+      c.write = now(pc, false), c.write_bytes = c.written = 15, a.filled += 4;
+      return;
+    }
+  }
   bool any = !a.loose || write;
   for (uint64_t c = begin >> a.grain; c <= (end - 1) >> a.grain; ++c) {
     const uint64_t first = c << a.grain, from = begin > first ? begin - first : 0;
@@ -141,8 +164,20 @@ __attribute__((noinline)) void watched(unsigned number, array_state& a, uintptr_
     if (watch_event* e = add(UNINITIALISED, int(number), pc)) e->index = int64_t(begin), e->size = size;
 }
 
-inline __attribute__((always_inline)) void access(uintptr_t address, unsigned size, bool write, bool atomic,
-                                                   uintptr_t pc) {
+// Whether all is said of an access: it is inside of an array of which nothing is kept, or of the thread's own memory.
+inline __attribute__((always_inline)) bool plain(uintptr_t address, unsigned size, bool write, uintptr_t pc) {
+  if (__builtin_expect((fr_watch_current == NOBODY) | w.attention, 0)) return false;
+  w.last = pc;
+  const uint64_t number = (address - w.base) >> SLOT;
+  if (LIKELY(number < w.used)) {
+    const array_state& a = w.array[number];
+    const int64_t from = int64_t(address - a.begin);
+    return from >= 0 && from + int64_t(size) <= (write ? a.writes : a.reads);
+  }
+  return address - w.fibers_begin < w.fibers_end - w.fibers_begin && !(write && w.store.size);
+}
+
+__attribute__((noinline)) void access(uintptr_t address, unsigned size, bool write, bool atomic, uintptr_t pc) {
   if (__builtin_expect((fr_watch_current == NOBODY) | w.attention, 0)) {
     if (fr_watch_current == NOBODY) return;
     check_stop(pc);

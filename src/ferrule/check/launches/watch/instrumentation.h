@@ -8,22 +8,28 @@ HOOK void __tsan_func_exit() {}
 HOOK void __tsan_vptr_update(void**, void*) {}
 HOOK void __tsan_vptr_read(void**) {}
 
-#define ACCESS(BITS, BYTES)                                                                                   \
-  HOOK void __tsan_read##BITS(void* p) { access(uintptr_t(p), BYTES, false, false, CALLER); }                 \
-  HOOK void __tsan_write##BITS(void* p) { access(uintptr_t(p), BYTES, true, false, CALLER); }                 \
-  HOOK void __tsan_unaligned_read##BITS(void* p) { access(uintptr_t(p), BYTES, false, false, CALLER); }       \
-  HOOK void __tsan_unaligned_write##BITS(void* p) { access(uintptr_t(p), BYTES, true, false, CALLER); }       \
-  HOOK void __tsan_volatile_read##BITS(void* p) { access(uintptr_t(p), BYTES, false, false, CALLER); }        \
-  HOOK void __tsan_volatile_write##BITS(void* p) { access(uintptr_t(p), BYTES, true, false, CALLER); }        \
-  HOOK void __tsan_unaligned_volatile_read##BITS(void* p) { access(uintptr_t(p), BYTES, false, false, CALLER); } \
-  HOOK void __tsan_unaligned_volatile_write##BITS(void* p) { access(uintptr_t(p), BYTES, true, false, CALLER); }  \
-  HOOK void __tsan_read_write##BITS(void* p) {                                                                \
-    access(uintptr_t(p), BYTES, false, false, CALLER), access(uintptr_t(p), BYTES, true, false, CALLER);      \
-  }                                                                                                           \
-  HOOK void __tsan_unaligned_read_write##BITS(void* p) {                                                      \
-    access(uintptr_t(p), BYTES, false, false, CALLER), access(uintptr_t(p), BYTES, true, false, CALLER);      \
+// Few registers are needed for most accesses: what remains is a call that does not come back here.
+#define ACCESS(NAME, BYTES, WRITE)                                                         \
+  HOOK void __tsan_##NAME(void* p) {                                                       \
+    if (LIKELY(plain(uintptr_t(p), BYTES, WRITE, CALLER))) return;                         \
+    access(uintptr_t(p), BYTES, WRITE, false, CALLER);                                     \
   }
-ACCESS(1, 1) ACCESS(2, 2) ACCESS(4, 4) ACCESS(8, 8) ACCESS(16, 16)
+#define ACCESSES(BYTES)                                                                    \
+  ACCESS(read##BYTES, BYTES, false) ACCESS(write##BYTES, BYTES, true)                      \
+  ACCESS(unaligned_read##BYTES, BYTES, false) ACCESS(unaligned_write##BYTES, BYTES, true)  \
+  ACCESS(volatile_read##BYTES, BYTES, false) ACCESS(volatile_write##BYTES, BYTES, true)    \
+  ACCESS(unaligned_volatile_read##BYTES, BYTES, false)                                     \
+  ACCESS(unaligned_volatile_write##BYTES, BYTES, true)                                     \
+  HOOK void __tsan_read_write##BYTES(void* p) {                                            \
+    access(uintptr_t(p), BYTES, false, false, CALLER);                                     \
+    access(uintptr_t(p), BYTES, true, false, CALLER);                                      \
+  }                                                                                        \
+  HOOK void __tsan_unaligned_read_write##BYTES(void* p) {                                  \
+    access(uintptr_t(p), BYTES, false, false, CALLER);                                     \
+    access(uintptr_t(p), BYTES, true, false, CALLER);                                      \
+  }
+ACCESSES(1) ACCESSES(2) ACCESSES(4) ACCESSES(8) ACCESSES(16)
+#undef ACCESSES
 #undef ACCESS
 
 HOOK void __tsan_read_range(void* p, size_t n) { access_range(uintptr_t(p), n, false, CALLER); }

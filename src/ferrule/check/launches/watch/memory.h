@@ -38,6 +38,7 @@ bool map_array(unsigned number, uint64_t bytes) {
   if (length && mmap(at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
     return false;
   in_large_pages(at, length);
+  a.reads = int64_t(bytes), a.writes = a.output ? a.reads : 0;
   return true;
 }
 
@@ -49,6 +50,7 @@ bool map_cells(array_state& a, uint64_t item) {
   void* cells = mmap(nullptr, count * sizeof(cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (cells != MAP_FAILED) in_large_pages(cells, count * sizeof(cell));
   a.cells = cells == MAP_FAILED ? nullptr : static_cast<cell*>(cells);
+  a.reads = a.writes = 0;
   return a.cells != nullptr;
 }
 

@@ -41,6 +41,7 @@ struct cell {
   record write, read, other;  // `other`: by a thread that is not `read`'s
   uint8_t written, write_bytes, read_bytes, other_bytes;  // bits, a byte each
   uint32_t apart;
+  bool is_new() const { return !(write.epoch | read.epoch | other.epoch | written); }
 };
 static_assert(sizeof(record) == 8 && sizeof(cell) == 32, "as small as they can be");
 
@@ -51,6 +52,8 @@ struct array_state {
   bool output, written, shared, loose;  // loose: of structs, which have bytes that nobody writes
   unsigned floats;
   const void* key;
+  uint64_t filled;        // bytes that have values
+  int64_t reads, writes;  // bytes of which nothing is kept: reads, and writes, there are no more to us
 };
 
 struct pending_store {

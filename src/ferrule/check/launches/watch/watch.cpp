@@ -83,7 +83,7 @@ API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsig
     const array_state& a = w.array[i];
     watch_array& told = w.told[i];
     told.unwritten = 0;
-    if (!a.cells || a.written || a.shared || !told.item) continue;
+    if (!a.cells || a.written || a.shared || !told.item || a.filled == told.bytes) continue;
     const unsigned whole = (1u << (1u << a.grain)) - 1;
     const uint64_t cells = told.item >> a.grain;
     for (uint64_t k = 0, n = told.bytes / told.item; k < n; ++k) {
