@@ -261,8 +261,8 @@ class Emulated(on_cuda.InPlaceOfTheCpu):
 class EmulatedProgram(CudaProgram):
     """A kernel whose launches are carried out on the CPU."""
 
-    def _loaded(self, launch: Launch) -> tuple[Form, Function]:
-        form, built = self._device.built(self._spec, launch)  # for what it says and refuses
+    def _loaded(self, launch: Launch, guards: str) -> tuple[Form, Function]:
+        form, built = self._device.built(self._spec, launch, guards)  # for what it says
         self.runs = getattr(self, "runs", [])
         fast = self._spec.kernel.math_mode == "fast"
         defines = "#define __FAST_MATH__ 1\n" if fast else ""

@@ -17,7 +17,7 @@ from ferrule import DeviceError, FerruleError
 from ferrule.cli.faults import Fault
 from ferrule.tools import binding, driver
 
-from . import clocks, cpu, cuda, nvfp4, quantized, ready, report, timing
+from . import clocks, cpu, cuda, nvfp4, quantized, ready, report, robust, timing
 
 Work = list[tuple[str, str, Callable[[timing.Bench], None]]]  # device, group, what it measures
 
@@ -26,6 +26,7 @@ _ON_GPU = {
     **ready.groups("cuda"),
     **quantized.groups("cuda"),
     **nvfp4.groups("cuda"),
+    **robust.GROUPS,
 }
 _GROUPS = {
     "cpu": {

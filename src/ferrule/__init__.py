@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .check.proofs.prove import prove as prove
     from .check.reports.findings import Finding as Finding
     from .devices.cpu.debug import set_debug as set_debug
+    from .devices.cuda.robust import set_robust as set_robust
     from .hosts.mlx.install import install_mlx as install_mlx
     from .hosts.mlx.install import uninstall_mlx as uninstall_mlx
     from .hosts.mlx.reading import import_function as import_function
@@ -119,6 +120,7 @@ _LAZY = {
     "checking": "check.checking",
     "Finding": "check.reports.findings",
     "set_debug": "devices.cpu.debug",
+    "set_robust": "devices.cuda.robust",
     "fuzz": "check.fuzzing.fuzz",
     "prove": "check.proofs.prove",
 }
@@ -189,6 +191,7 @@ __all__ = [
     "save",
     "set_compiler",
     "set_debug",
+    "set_robust",
     "set_threads",
     "uint8",
     "uint16",

@@ -8,6 +8,7 @@ FERRULE_CHECK       1, or a JSON file to write: kernels run checked (``ferrule.c
 FERRULE_CXX         C++ compiler for the CPU (``ferrule.set_compiler(path)``)
 FERRULE_DEBUG       1: kernels on the CPU are for a debugger (``ferrule.set_debug(True)``)
 FERRULE_MLX         1: kernels of packages for MLX run (``ferrule.install_mlx()``)
+FERRULE_ROBUST      0: no guards of accesses on GPUs (``ferrule.set_robust(False)``)
 FERRULE_THREADS     threads that run CPU kernels (``ferrule.set_threads(n)``)
 ==================  =====================================================================
 
@@ -26,8 +27,9 @@ CHECK = "FERRULE_CHECK"
 CXX = "FERRULE_CXX"
 DEBUG = "FERRULE_DEBUG"
 MLX = "FERRULE_MLX"
+ROBUST = "FERRULE_ROBUST"
 THREADS = "FERRULE_THREADS"
-NAMES = (CACHE_DIR, CHECK, CXX, DEBUG, MLX, THREADS)
+NAMES = (CACHE_DIR, CHECK, CXX, DEBUG, MLX, ROBUST, THREADS)
 
 
 def get(name: str) -> str | None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from typing import Any
 
 import click
@@ -38,8 +37,7 @@ def unguarded(guards: bool, debug: bool = False) -> None:
     lines = "--device-debug" if debug else "--generate-line-info"
     module: Any = build
     module.FLAGS = (*module.FLAGS, lines)
-    if not guards:
-        module.cuda_text.text = partial(module.cuda_text.text, guards=False)
+    ferrule.set_robust(guards)
 
 
 def on_gpu(array: np.ndarray) -> Any:

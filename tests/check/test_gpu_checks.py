@@ -74,14 +74,16 @@ def test_cuda_bodies(name: str, fake_path: Path) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-def test_what_is_recorded_is_noted(fake_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recorded_does_not_run_here(
+    fake_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ferrule.devices.cuda.watched import watched
     from ferrule.tools.driver import driver
 
     kernel = ferrule.metal_kernel("k", ["x", "k"], ["y"], METAL)
     spec, launch = described(kernel, [X, 2.0])
-    with FakeCuda(fake_path).installed(), ferrule.checking() as findings:
+    with FakeCuda(fake_path).installed(), ferrule.checking():
         monkeypatch.setattr(driver(), "records", lambda stream: True)
         assert not watched(driver(), 0, spec, [], [], launch, 0x77)
-    (note,) = findings.notes
-    assert note.startswith("not checked: kernel 'k' is recorded in a CUDA graph")
+    with FakeCuda(fake_path).installed(), ferrule.checking(gpu=True):
+        assert not watched(driver(), 0, spec, [], [], launch, 0x77)

@@ -24,7 +24,7 @@ from ferrule.devices.cuda import build as cuda_build
 from ferrule.source import cpp
 from ferrule.source.cuda import bounds
 from ferrule.source.cuda import text as cuda_text
-from ferrule.source.cuda.launch import Form
+from ferrule.source.cuda.launch import UNGUARDED, Form
 from ferrule.spec import Input, Spec, extent
 from ferrule.tools import nvrtc, toolchain
 
@@ -688,7 +688,7 @@ def test_compiled_as_checked(name: str, library: nvrtc.Nvrtc) -> None:
     text = built.text()
     assert built.task(library, "compute_90").run().text == text
     assert "fr_view" in text
-    assert "fr_view" not in cuda_text.text(cpp.prepare(spec), Form(), guards=False)
+    assert "fr_view" not in cuda_text.text(cpp.prepare(spec), Form(), guards=UNGUARDED)
 
 
 def test_what_the_compiler_refuses_is_compiled_without(library: nvrtc.Nvrtc) -> None:

@@ -35,6 +35,7 @@ def checking(
     time_limit: float | None = None,
     baseline: str | os.PathLike[str] | None = None,
     cuda: bool = False,
+    gpu: bool = False,
     stop_at: Iterable[str] = (),
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
@@ -62,6 +63,10 @@ def checking(
             finding, and it is ended.
         cuda: ops on NumPy's arrays take their implementations in CUDA, as a GPU of compute
             capability 8.0 would, where they have some; matrix products are NumPy's.
+        gpu: Metal bodies with arrays on a GPU run there, not on the CPU over copies: accesses
+            outside, and NaN and infinities that are stored, are counted by line, where the body
+            has ``x[i]`` of an array. Ops of torch's tensors, and what is recorded in a CUDA graph,
+            do so in any case.
         baseline: a file of known findings, which are left out at the end.
         stop_at: lines at which a thread is shown to stderr, once in each kernel, with its variables
             and arrays, as ``"[KERNEL:][header:]LINE[:THREAD][@N]"``; at a terminal it waits there.
@@ -92,12 +97,16 @@ def checking(
         sample=sample,
         seconds=time_limit,
         cuda=cuda,
+        gpu=gpu,
     )
     asked = list(stop_at)
     stops = Stops(asked) if asked else None
     watch = Watch(options, wanted, stops)
     with fastcall.bypassed(), hosts.uncompiled(), _installed(watch):
-        yield watch.findings
+        try:
+            yield watch.findings
+        finally:
+            watch.read_counts()
     for remark in stops.unreached() if stops is not None else ():
         watch.findings.note(remark)
     if known is not None:
@@ -149,6 +158,22 @@ class _Watches:
         watch = self._here()
         if watch is not None:
             watch.findings.note(text)
+
+    def copies(self, kernel: Kernel) -> bool:
+        """Whether a launch on a GPU runs on the CPU, over copies: as `Watch.copies`."""
+        watch = self._here()
+        return watch is not None and watch.copies(kernel)
+
+    def counts(self, kernel: Kernel) -> bool:
+        """Whether a body counts its accesses on a GPU: as `Watch.counts`."""
+        watch = self._here()
+        return watch is not None and watch.counts(kernel)
+
+    def counted(self, *loaded: Any) -> None:
+        """Read what a kernel counts, later: as `Watch.counted`."""
+        watch = self._here()
+        if watch is not None:
+            watch.counted(*loaded)
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether a kernel in CUDA is run on the CPU: as `Watch.runs`."""

@@ -16,6 +16,7 @@ from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
+from .gpu import OnGpus
 from .launches import texts, watched
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
 from .launches.lines import Place
@@ -97,6 +98,7 @@ class Watch:
             self.findings.stops = stops.seen
         self.options = options
         self._wanted = wanted
+        self._on_gpus = OnGpus(options.unwritten)
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
@@ -151,6 +153,27 @@ class Watch:
             )
         if result.status:
             self.findings.note(f"{launch.of(spec.kernel)} ended early: code {result.status}.")
+
+    def copies(self, kernel: Kernel) -> bool:
+        """Whether a launch on a GPU runs on the CPU, over copies of its arrays."""
+        return not (self.options.gpu and kernel.language == "metal")
+
+    def counts(self, kernel: Kernel) -> bool:
+        """Whether a body counts its accesses on a GPU."""
+        return self._wanted.names(kernel.name)
+
+    def counted(self, *loaded: Any) -> None:
+        """Read what a kernel that is loaded on a GPU counts, when `read_counts` is called: as
+        `OnGpus.know`."""
+        self._on_gpus.know(*loaded)
+
+    def read_counts(self) -> None:
+        """Add what kernels counted on GPUs, which are waited for."""
+        for kernel, found, times, dropped in self._on_gpus.read():
+            self.findings.launches += times
+            self.findings.include(kernel, self._wanted.of(unsuppressed(kernel, found)))
+            if dropped:
+                self.findings.note(f"kernel {kernel.name!r}: {dropped:,} events found no room.")
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether launches of a kernel in CUDA are run here, on the CPU."""

@@ -238,6 +238,20 @@ class Watcher(Protocol):
         """Remark on what is not watched."""
         ...
 
+    def copies(self, kernel: Kernel) -> bool:
+        """Whether a launch on a GPU is to run on the CPU, over copies of its arrays."""
+        ...
+
+    def counts(self, kernel: Kernel) -> bool:
+        """Whether a Metal body that runs on a GPU is to count its accesses outside of arrays."""
+        ...
+
+    def counted(
+        self, driver: Any, function: Any, spec: Spec, arrays: Sequence[Facts], launch: Launch
+    ) -> None:
+        """Read what a kernel that is loaded on a GPU counts, when the check ends."""
+        ...
+
     def units(self, name: str) -> bool:
         """Whether an op's implementations in CUDA are run on the CPU."""
         ...

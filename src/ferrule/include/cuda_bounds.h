@@ -1,6 +1,10 @@
 // Accesses to a kernel's arrays by an index that may lie outside: loads give zero there, stores and
-// atomics do nothing. `source/cuda/bounds.py` writes these in place of subscripts.
+// atomics do nothing. `source/cuda/bounds.py` writes these in place of subscripts. With FR_COUNTED, they are
+// counted (cuda_counted.h).
 #pragma once
+#if defined(FR_COUNTED)
+#include "cuda_counted.h"
+#endif
 
 namespace fr {
 
@@ -26,8 +30,15 @@ static const
 template <class T> struct slot {
   T* at;
   bool there;
+#if defined(FR_COUNTED)
+  counted::spot by;
+  int64_t index;
+#endif
   FR_FN T value() const { return there ? *at : T{}; }
   FR_FN T put(const T& v) const {
+#if defined(FR_COUNTED)
+    by.stores(v, index);
+#endif
     if (there) *at = v;
     return v;
   }
@@ -74,7 +85,13 @@ template <class T, bool SHIFTED> struct view {
   extent of;
   bool known;
   using value = metal::remove_const_t<T>;
+#if defined(FR_COUNTED)
+  counted::spot by;
+  FR_FN view(T* p, const extent& e, bool k, const counted::spot& s) : at(p), of(e), known(k), by(s) {}
+  FR_FN view fr_on(unsigned line) const { return {at, of, known, by.on(line)}; }
+#else
   FR_FN view(T* p, const extent& e, bool k) : at(p), of(e), known(k) {}
+#endif
 
   // An index has the type that it has in the author's own arithmetic: a negative one is outside, and an
   // unsigned one has wrapped already. Up to 32 bits are compared as such.
@@ -90,15 +107,26 @@ template <class T, bool SHIFTED> struct view {
   FR_FN bool has(long i) const { return has(static_cast<unsigned long long>(i)); }
   FR_FN bool has(unsigned long i) const { return has(static_cast<unsigned long long>(i)); }
 
+  // The same, of an access.
+  template <bool WRITES, class I> FR_FN bool holds(I i) const {
+    const bool there = has(i);
+#if defined(FR_COUNTED)
+    if (!there) by.note(WRITES ? counted::WRITE : counted::READ, static_cast<int64_t>(i), of.count);
+    else if (!WRITES) by.loads(at[i]);
+#endif
+    return there;
+  }
+
   template <class I> FR_FN value fr_load(I i) const {
-    if (has(i)) return at[i];
+    if (holds<false>(i)) return at[i];
     return value{};
   }
   // Where a load is in a branch already: another branch would keep the compiler from moving it.
   template <class I> FR_FN value fr_read(I i) const {
-    const T* from = has(i) ? at + i : reinterpret_cast<const T*>(zeros);
+    const T* from = holds<false>(i) ? at + i : reinterpret_cast<const T*>(zeros);
     return *from;
   }
+#if !defined(FR_COUNTED)
   FR_FN value fr_read(unsigned i) const {
     if (SHIFTED) return fr_read(static_cast<unsigned long long>(i));
     const bool all = of.count >> 32;  // then none is outside
@@ -106,14 +134,25 @@ template <class T, bool SHIFTED> struct view {
     return *from;
   }
   template <class I> FR_FN slot<T> fr_put(I i) const { return {at + i, has(i)}; }
+#else
+  template <class I> FR_FN slot<T> fr_put(I i) const { return {at + i, holds<true>(i), by, static_cast<int64_t>(i)}; }
+#endif
   // For what takes a reference, which lives as long as the expression.
-  template <class I> FR_FN T& fr_at(I i, T&& outside = T{}) const { return has(i) ? at[i] : outside; }
+  template <class I> FR_FN T& fr_at(I i, T&& outside = T{}) const { return holds<!metal::is_const_v<T>>(i) ? at[i] : outside; }
 };
 
 template <class T, bool SHIFTED> struct view<metal::atomic<T>, SHIFTED> : view<T, SHIFTED> {
+#if defined(FR_COUNTED)
+  FR_FN view(metal::atomic<T>* p, const extent& e, bool k, const counted::spot& s)
+      : view<T, SHIFTED>(&p->value, e, k, s) {}
+  FR_FN view fr_on(unsigned line) const {
+    return {reinterpret_cast<metal::atomic<T>*>(this->at), this->of, this->known, this->by.on(line)};
+  }
+#else
   FR_FN view(metal::atomic<T>* p, const extent& e, bool k) : view<T, SHIFTED>(&p->value, e, k) {}
+#endif
   template <class I> FR_FN cell<T> fr_cell(I i) const {
-    return {this->has(i) ? reinterpret_cast<metal::atomic<T>*>(this->at + i) : nullptr};
+    return {this->template holds<true>(i) ? reinterpret_cast<metal::atomic<T>*>(this->at + i) : nullptr};
   }
 };
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..unit import TensorMap
-from .libcuda import EARLIER, KEPT, REMEDY, Libcuda
+from .libcuda import COUNTED, EARLIER, KEPT, PRINTED, REMEDY, Libcuda
 from .libcuda import Attribute as _Attribute
 from .libcuda import Config as _Config
 
@@ -67,6 +67,7 @@ class LoadedFunction:
         kernel: the CUkernel.
         static: bytes of shared memory that its text declares.
         printed: the address of what its threads print (`tools.gpu_printing`), or 0.
+        counted: the address of what its accesses count (include/cuda_counted.h), or 0.
         allowed: bytes of dynamic shared memory that a launch may ask for.
     """
 
@@ -78,6 +79,7 @@ class LoadedFunction:
     kernel: int = 0
     static: int = 0
     printed: int = 0
+    counted: int = 0
 
     def __post_init__(self) -> None:
         self.allowed = max(0, _SHARED - self.static)
@@ -110,7 +112,10 @@ class Driver(Libcuda):
         version: such as ``(13, 0)``: the newest CUDA that the driver runs.
         count: how many GPUs this process sees.
         state: what launches need and leave behind.
+        launcher: called in place of cuLaunchKernel, where it is not None.
     """
+
+    launcher: Callable[..., int] | None = None
 
     def __init__(self) -> None:
         """Loads and initialises libcuda.
@@ -216,9 +221,12 @@ class Driver(Libcuda):
                 most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
-            printed = self.printed(library, image)
+            printed = self.variable(library, image, PRINTED)
+            counted = self.variable(library, image, COUNTED)
             handle = self._handle(kernel)
-            return LoadedFunction(handle, ordinal, context, shared, most, printed=printed)
+            return LoadedFunction(
+                handle, ordinal, context, shared, most, printed=printed, counted=counted
+            )
 
     def load_all(
         self, ordinal: int, image: bytes, symbols: Mapping[str, str]
@@ -241,7 +249,7 @@ class Driver(Libcuda):
         functions: dict[str, LoadedFunction] = {}
         with self.current(context), self.uncaptured():
             library = self._library_of(image)
-            printed = self.printed(library, image)
+            printed = self.variable(library, image, PRINTED)
             for name, symbol in symbols.items():
                 kernel = self._kernel(library, symbol)
                 most = self._attribute_of(kernel, _KERNEL_THREADS, device)
@@ -342,7 +350,7 @@ class Driver(Libcuda):
             if pdl and self.programmatic(function.ordinal):
                 attributes.append(_Attribute(_PROGRAMMATIC, 0, (ctypes.c_uint * 16)(1)))
             if not attributes:
-                launch, handle = library.cuLaunchKernel, function.handle
+                launch, handle = self.launcher or library.cuLaunchKernel, function.handle
                 return int(launch(handle, *blocks, *block, shared, stream, at, None))
             sizes, count = (ctypes.c_uint * 7)(*blocks, *block, shared), len(attributes)
             config = _Config(sizes, stream, (_Attribute * count)(*attributes), count)

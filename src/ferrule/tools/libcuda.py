@@ -26,6 +26,7 @@ EARLIER = {
     719: "failed",
 }
 PRINTED = b"fr_printed"  # of include/cuda_print.h
+COUNTED = b"fr_counted"  # of include/cuda_counted.h
 KEPT = 8  # names of kernels that an error tells
 
 
@@ -97,12 +98,12 @@ class Libcuda:
             )
             raise DeviceError(f"{function} of NVIDIA's driver failed: {name}: {message}.{hint}")
 
-    def printed(self, library: ctypes.c_void_p, image: bytes) -> int:
-        """The address of `fr_printed` of include/cuda_print.h in a library, or 0."""
-        if PRINTED not in image:
+    def variable(self, library: ctypes.c_void_p, image: bytes, name: bytes) -> int:
+        """The address of a variable of a library, or 0 where its image has none."""
+        if name not in image:
             return 0
         at, size = ctypes.c_uint64(), ctypes.c_size_t()
-        self._call("cuLibraryGetGlobal", ctypes.byref(at), ctypes.byref(size), library, PRINTED)
+        self._call("cuLibraryGetGlobal", ctypes.byref(at), ctypes.byref(size), library, name)
         return at.value
 
     def records(self, stream: int) -> bool:

@@ -125,6 +125,7 @@ class Options(NamedTuple):
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: where it hangs.
         cuda: ops on the CPU take their implementations in CUDA.
+        gpu: Metal bodies with arrays on a GPU run there, and count.
     """
 
     unwritten: bool = True
@@ -137,6 +138,7 @@ class Options(NamedTuple):
     sample: int | None = None
     seconds: float | None = None
     cuda: bool = False
+    gpu: bool = False
 
 
 class Watched(NamedTuple):
@@ -223,7 +225,8 @@ def run(
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
             any(options[:4]), options.races, options.uninitialised, options.floats,
-            options.same_values, options.reversed, *_not_finite(spec.kernel, known),
+            options.same_values, options.reversed,
+            *(_not_finite(spec.kernel, known) if options.floats else (3, True)),
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
         count = ctypes.c_uint(len(arrays))
@@ -305,7 +308,7 @@ _WRITTEN_INFINITY = re.compile(
 _WRITTEN_NAN = re.compile(r"\bNAN\b|\bnan[fh]?\s*\(|quiet_NaN|0x7fc0|0x7fff|0xffff|0x7e00", re.I)
 
 
-def _written(kernel: Kernel) -> tuple[int, bool]:
+def written_not_finite(kernel: Kernel) -> tuple[int, bool]:
     """Which infinities the author writes, a bit for each sign, and whether NaN."""
     text = f"{kernel.header}\n{kernel.source}"
     infinite = 0
@@ -318,7 +321,7 @@ def _written(kernel: Kernel) -> tuple[int, bool]:
 def _not_finite(kernel: Kernel, facts: Sequence[Facts]) -> tuple[int, bool]:
     """Which infinities may be stored, a bit for each sign, and whether NaN: those that arrays have
     before the launch, and those that the author writes."""
-    infinite, nan = _written(kernel)
+    infinite, nan = written_not_finite(kernel)
     for fact in facts:
         if fact.dtype.kind not in "fc" or not fact.size:
             continue

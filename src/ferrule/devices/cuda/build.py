@@ -19,7 +19,15 @@ from ...source.cuda import body as cuda_body
 from ...source.cuda import by_pointer as cuda_by_pointer
 from ...source.cuda import shared
 from ...source.cuda import text as cuda_text
-from ...source.cuda.launch import Form, dealt, most_registers, plain_form
+from ...source.cuda.launch import (
+    COUNTED,
+    ROBUST,
+    UNGUARDED,
+    Form,
+    dealt,
+    most_registers,
+    plain_form,
+)
 from ...spec import Launch, Spec
 from ...tools.nvrtc import Nvrtc, find_headers
 from .. import portability
@@ -58,28 +66,42 @@ class CudaBuild:
     """
 
     def __init__(
-        self, spec: Spec, launch: Launch | None, *, plain: bool = False, form: Form | None = None
+        self,
+        spec: Spec,
+        launch: Launch | None,
+        *,
+        plain: bool = False,
+        form: Form | None = None,
+        guards: str = ROBUST,
     ) -> None:
         """Rewrites the text.
 
         Args:
             plain: whether the form is to serve all sizes and alignments.
             form: the form, where it is not to be the launch's own.
+            guards: what is done about accesses outside of arrays.
 
         Raises:
             DialectError: it uses something that ferrule refuses.
         """
-        self._spec = spec
+        self._spec, self._guards = spec, guards
         self._prepared = None if spec.kernel.language == "cuda" else cpp.prepare(spec)
         if form is None:
-            form = cuda_text.form_of(self._prepared, launch) if self._prepared else Form("box")
+            # What is counted says whose thread it was: in threadgroups as they were asked for.
+            asked = guards == COUNTED
+            p = self._prepared
+            form = cuda_text.form_of(p, launch, asked=asked) if p else Form("box")
         self.form = plain_form(form) if plain else form
         self._registers = most_registers(None if launch is None else dealt(self.form, launch))
 
     def text(self) -> str:
         """The CUDA C++ text."""
         p = self._prepared
-        return cuda_text.text(p, self.form) if p else cuda_body.text(self._spec)
+        return self._of(p)() if p else cuda_body.text(self._spec)
+
+    def _of(self, p: cpp.Prepared) -> Callable[..., str]:
+        """What gives the text of a Metal body."""
+        return partial(cuda_text.text, p, self.form, guards=self._guards)
 
     def notes(self) -> list[Note]:
         """What Apple refuses of it, as far as the text alone tells."""
@@ -103,7 +125,7 @@ class CudaBuild:
         made_of, target = self._target(compiler, architecture, text)
         if p is None:
             return Task(made_of, partial(_build_body, target, text))
-        return Task(made_of, partial(_build, target, p, self.form, text))
+        return Task(made_of, partial(_build, target, p, self._of(p)))
 
     def by_pointer(self, compiler: Nvrtc, architecture: str, text: str) -> Task:
         """The compilation for launchers that pass arrays alone.
@@ -198,16 +220,17 @@ def architecture_flags(architecture: str) -> list[str]:
     return [f"--gpu-architecture={architecture}", *own]
 
 
-def _build(target: _Target, p: cpp.Prepared, form: Form, text: str) -> Binary:
+def _build(target: _Target, p: cpp.Prepared, text_of: Callable[..., str]) -> Binary:
     """Compile a kernel.
 
     Args:
-        text: its text, as it is compiled first.
+        text_of: gives its text, with the options of `source.cuda.text.text`.
 
     Raises:
         CompileError: NVRTC refused the text; quotes the author's lines.
         DeviceError: the kernel has more threadgroup memory than the architecture.
     """
+    text = text_of()
     try:
         try:
             binary = target.binary(text)
@@ -220,16 +243,16 @@ def _build(target: _Target, p: cpp.Prepared, form: Form, text: str) -> Binary:
             too_much = True
         if not too_much:
             return binary
-        sizes = target.sizes(cuda_text.text(p, form, shared=cuda_text.Dynamic(None)))
+        sizes = target.sizes(text_of(shared=cuda_text.Dynamic(None)))
         offsets, size = shared.placed(sizes)
         _check_memory(p, target.architecture, sizes, size)
-        text = cuda_text.text(p, form, shared=cuda_text.Dynamic(offsets))
+        text = text_of(shared=cuda_text.Dynamic(offsets))
         return target.binary(text)._replace(shared=size, memory=size)
     except CompilerFailed as failed:
         log = failed.log
         tried = {text}
         for masks in (True, False):
-            without = cuda_text.text(p, form, masks=masks, guards=False)
+            without = text_of(masks=masks, guards=UNGUARDED)
             if without in tried:
                 continue
             tried.add(without)

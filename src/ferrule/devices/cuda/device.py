@@ -32,6 +32,7 @@ from ..digests import (
 )
 from ..portability import Portability
 from ..protocol import Binary, Code, UnitBinary
+from . import robust
 
 if TYPE_CHECKING:
     from .build import Task
@@ -60,7 +61,7 @@ class CudaDevice:
         """
         from .build import CudaBuild
 
-        return CudaBuild(spec, launch).text()
+        return CudaBuild(spec, launch, guards=robust.guards()).text()
 
     def compile(self, spec: Spec, launch: Launch | None = None) -> Binary:
         """The cubin (PTX for ``compute_…``), from the disk cache where it is there.
@@ -74,21 +75,26 @@ class CudaDevice:
         """
         return self.built(spec, launch)[1]
 
-    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Binary]:
-        """`compile`, with the form of the launch."""
+    def built(
+        self, spec: Spec, launch: Launch | None, guards: str | None = None
+    ) -> tuple[Form, Binary]:
+        """`compile`, with the form of the launch, and with what is done about accesses outside of
+        arrays, where that is not what `robust.guards` says."""
+        guards = guards or robust.guards()
         likely = nvrtc.likely()
         first = [] if likely is None else [_decisive(spec, *likely)]
         for decisive in (*first, ""):  # without a compiler is what `carry` left
-            cached = self._cached(spec, self._request(spec, launch, decisive))
+            cached = self._cached(spec, self._request(spec, launch, decisive, guards))
             if cached is not None:
                 return cached
         compiler = nvrtc.find_nvrtc()
         decisive = "" if compiler is None else _decisive(spec, compiler.path, compiler.identity)
-        request = self._request(spec, launch, decisive, plain=compiler is None)
+        request = self._request(spec, launch, decisive, guards, plain=compiler is None)
         cached = None if decisive in first else self._cached(spec, request)
         if cached is not None:
             return cached
-        form, key, built, notes = self._build(_found(compiler, spec), spec, launch)
+        made = self._build(_found(compiler, spec), spec, launch, guards=guards)
+        form, key, built, notes = made
         cache.default().put(request, answer(form, key, notes))
         return form, built
 
@@ -103,7 +109,7 @@ class CudaDevice:
 
         form, built = self.built(spec, launch)
         compiler = _found(nvrtc.find_nvrtc(), spec)
-        task = CudaBuild(spec, launch, form=form).by_pointer(
+        task = CudaBuild(spec, launch, form=form, guards=robust.guards()).by_pointer(
             compiler, self.architecture, built.text
         )
         binary = self._run("cuda by pointer", task)[1]
@@ -119,7 +125,7 @@ class CudaDevice:
 
         def put(plain: bool) -> Binary:
             form, key, built, notes = self._build(compiler, spec, launch, plain=plain)
-            request = self._request(spec, launch, "", plain=plain)
+            request = self._request(spec, launch, "", robust.guards(), plain=plain)
             if not (to.put(key, _packed(built)) and to.put(request, answer(form, key, notes))):
                 why = to.reason_disabled or "the entry is too large"
                 raise DeviceError(f"carry_to: {to.path} cannot be written: {why}.")
@@ -131,14 +137,14 @@ class CudaDevice:
         return built
 
     def _request(
-        self, spec: Spec, launch: Launch | None, compiler: str, *, plain: bool = False
+        self, spec: Spec, launch: Launch | None, compiler: str, guards: str, *, plain: bool = False
     ) -> str:
         """The key in the cache of the request for a binary."""
         in_cuda = spec.kernel.language == "cuda"  # its text is the same for every launch
         forms = [spec.kernel.values] if in_cuda else possible_forms(launch, plain=plain)
         inputs = [[i.dtype.name, i.ndim, i.value] for i in spec.inputs]
         request = request_text(spec, inputs, forms, most_registers(launch))
-        digests = (header_digest(), generator_digest(), compiler, self.architecture)
+        digests = (header_digest(), generator_digest(), compiler, self.architecture, guards)
         return cache.digest("cuda request", SCHEMA, *digests, request)
 
     def _cached(self, spec: Spec, request: str) -> tuple[Form, Binary] | None:
@@ -167,11 +173,13 @@ class CudaDevice:
         *,
         plain: bool = False,
         form: Form | None = None,
+        guards: str | None = None,
     ) -> tuple[Form, str, Binary, list[Note]]:
         """The form, the key in the cache, what was built, and what Apple refuses of it."""
         from .build import CudaBuild  # a kernel from the cache needs no text and no parser
 
-        build = CudaBuild(spec, launch, plain=plain, form=form)
+        guards = guards or robust.guards()
+        build = CudaBuild(spec, launch, plain=plain, form=form, guards=guards)
         notes = build.notes()
         self._portability.say(spec.kernel, notes)
         key, built = self._run("cuda binary", build.task(compiler, self.architecture))

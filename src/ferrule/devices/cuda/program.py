@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from ...errors import DeviceError
 from ...source.cuda.launch import (
     ALIGNMENT,
+    COUNTED,
     Form,
     blocks_of,
     dealt,
@@ -26,6 +27,7 @@ from ...spec import CUDA_RANK, Facts, Launch, Spec, extent
 from ...tools.driver import LoadedFunction, Sizes, driver
 from .. import protocol
 from ..protocol import Binary, Native
+from . import robust
 from .watched import watched
 
 _LAUNCH = struct.Struct("=9I")  # `fr::launch` of include/cuda_grid.h
@@ -69,7 +71,9 @@ class ByPointer(NamedTuple):
 class Forms(Protocol):
     """What compiles the forms of launches: `device.CudaDevice`."""
 
-    def built(self, spec: Spec, launch: Launch | None) -> tuple[Form, Binary]:
+    def built(
+        self, spec: Spec, launch: Launch | None, guards: str | None = None
+    ) -> tuple[Form, Binary]:
         """The form of a launch, and its machine code."""
         ...
 
@@ -113,6 +117,7 @@ class CudaProgram:
         if protocol.watcher is not None and watched(self._driver, self._ordinal, *call, stream):
             return
         plan = self._plan(inputs, outputs, launch)
+        self._count(plan, inputs, outputs, launch)
         packed = packed_arguments(self._arguments(inputs, outputs, plan))
         at = ctypes.addressof(packed)
         status = self._driver.launch(
@@ -129,17 +134,12 @@ class CudaProgram:
     def native(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> Native:
         """What runtime/op_calls.h needs to launch this over the same grid."""
         self._driver.check_ordinal(self._ordinal)
-        if protocol.watcher is not None:  # C starts it where nobody is asked
-            name = self._spec.kernel.name
-            protocol.watcher.note(
-                f"not checked: kernel {name!r} on cuda:{self._ordinal}, where C starts it; give it "
-                "arrays on the CPU."
-            )
         if 0 in launch.grid:
             context = self._driver.context(self._ordinal)
             nothing = (0, context, 0, 0, 0, 0, 0, 0, 0, self._ordinal, self._number, 0)
             return Native(call=nothing, keep=self)
         plan = self._plan(inputs, outputs, launch)
+        self._count(plan, inputs, outputs, launch)
         function = plan.function
         call = (
             function.handle,
@@ -158,6 +158,20 @@ class CudaProgram:
             parameters=tuple(self._parameters),
             keep=(plan, self),
         )
+
+    def _count(
+        self, plan: _CudaPlan, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> None:
+        """Have a check know of what it starts, or C does, or a CUDA graph will."""
+        watcher, name = protocol.watcher, self._spec.kernel.name
+        if watcher is None:
+            return
+        on = f"kernel {name!r} on cuda:{self._ordinal}"
+        if plan.function.counted:
+            watcher.counted(self._driver, plan.function, self._spec, [*inputs, *outputs], launch)
+            watcher.note(f"{on} was checked there: unwritten, and, of x[i], bounds and nan.")
+        else:
+            watcher.note(f"not checked: {on}; give it arrays on the CPU.")
 
     def by_pointer(self, inputs: Sequence[Facts], launch: Launch) -> ByPointer:
         """What a launcher that passes arrays alone needs; arrays may begin anywhere.
@@ -239,11 +253,18 @@ class CudaProgram:
         pointers = [inputs[i].pointer for i in self._arrays] + [f.pointer for f in outputs]
         if any(pointer % ALIGNMENT for pointer in pointers):
             launch = launch._replace(aligned=False)
-        key = (launch.grid, launch.threadgroup, launch.aligned)
-        return self._plans.get(key) or self._made(launch, key)
+        guards = self._guards()
+        key = (launch.grid, launch.threadgroup, launch.aligned, guards)
+        return self._plans.get(key) or self._made(launch, guards, key)
 
-    def _made(self, launch: Launch, key: tuple[object, ...]) -> _CudaPlan:
-        form, function = self._loaded(launch)
+    def _guards(self) -> str:
+        """What is done about accesses outside of arrays: in a check they are counted."""
+        if self._in_cuda or protocol.watcher is None:
+            return robust.guards()
+        return COUNTED if protocol.watcher.counts(self._spec.kernel) else robust.guards()
+
+    def _made(self, launch: Launch, guards: str, key: tuple[object, ...]) -> _CudaPlan:
+        form, function = self._loaded(launch, guards)
         blocks, block = self._blocks(form, launch)
         plan = _CudaPlan(function, blocks, block, self._sizes(form, launch))
         threads = block[0] * block[1] * block[2]
@@ -256,13 +277,13 @@ class CudaProgram:
             self._plans.clear()
         return self._plans.setdefault(key, plan)
 
-    def _loaded(self, launch: Launch) -> tuple[Form, LoadedFunction]:
+    def _loaded(self, launch: Launch, guards: str) -> tuple[Form, LoadedFunction]:
         """The form of a launch, and what is loaded for it."""
-        key = (*possible_forms(launch), most_registers(launch))
+        key = (*possible_forms(launch), most_registers(launch), guards)
         with self._lock:
             loaded = self._functions.get(key)
             if loaded is None:
-                form, built = self._device.built(self._spec, launch)
+                form, built = self._device.built(self._spec, launch, guards)
                 registers = most_registers(dealt(form, launch))
                 same = built.payload, registers  # of several forms
                 function = self._loads.get(same)

@@ -33,16 +33,12 @@ def watched(
         DeviceError: the GPU's memory cannot be copied.
     """
     watcher = protocol.watcher
-    if watcher is None:
+    if watcher is None or not watcher.copies(spec.kernel):
         return False
     if spec.kernel.language != "cuda":  # numbers have addresses on the CPU
         spec = replace(spec, inputs=tuple(i._replace(value=False) for i in spec.inputs))
     with driver.current(driver.context(ordinal)):
-        if driver.records(stream):
-            watcher.note(
-                f"not checked: kernel {spec.kernel.name!r} is recorded in a CUDA graph, whose "
-                "launches run later."
-            )
+        if driver.records(stream):  # into a CUDA graph, whose launches run later
             return False
         driver.wait(stream)
         copies = [_on_host(driver, fact, stream) for fact in (*inputs, *outputs)]

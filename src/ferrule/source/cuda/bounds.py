@@ -11,6 +11,9 @@ Where the largest index is an expression of what is the same for all threads (pl
 dims, sizes, the ends of loops), one comparison before the body stands for all of them: the body is
 there twice, and with ``fr_inside`` the accesses by `fr_u_…` are plain ones.
 
+Where launches are checked on the GPU itself, accesses outside are counted by line, too
+(`include/cuda_counted.h`), and so are NaN and infinities that are stored.
+
 Left as they are: what is reached by another pointer than the parameter (one that was computed or
 cast, passed to a function, or the parameter itself where the body moves it), references, and bodies
 that the parser does not understand.
@@ -44,6 +47,7 @@ from .variables import Around
 _MOST_TWICE = 12_000  # characters of a body that may be there twice
 _MOST_CONDITIONS = 12
 
+_PLACE = "&fr_g.threadgroup_position_in_grid, &fr_p"
 _DEFAULT_CAPTURE = re.compile(r"\[\s*[&=]\s*[,\]]")
 
 
@@ -57,6 +61,7 @@ class Bounded(NamedTuple):
         fits: what tells for all threads whether accesses by ``fr_u_…`` are inside, an expression
             of `fr::launch`, the parameters and extents; ``""`` where there are none.
         once: it has divisions, so that one thread should find it out for all of its block.
+        whole: nothing but these accesses touches an array.
     """
 
     source: str
@@ -64,6 +69,7 @@ class Bounded(NamedTuple):
     arrays: tuple[str, ...] = ()
     fits: str = ""
     once: bool = False
+    whole: bool = False
 
 
 class _Access(NamedTuple):
@@ -76,11 +82,12 @@ class _Access(NamedTuple):
     around: Around
 
 
-def bounded(p: Prepared, source: str) -> Bounded:
+def bounded(p: Prepared, source: str, *, counted: bool = False) -> Bounded:
     """A body with its direct accesses checked.
 
     Args:
         source: the body of `p`, as other passes left it.
+        counted: whether what is outside is counted by line.
     """
     arrays = _arrays(p)
     if source == p.text.source and _in_macros(p, arrays):
@@ -92,7 +99,7 @@ def bounded(p: Prepared, source: str) -> Bounded:
     tree = plain_subscripts(tree, arrays)
     source = tree.edited(())
     try:
-        return _Accesses(p, source, tree, arrays).bounded()
+        return _Accesses(p, source, tree, arrays).bounded(counted)
     except RecursionError:
         return Bounded(source)
 
@@ -279,11 +286,11 @@ class _Accesses(Largest):
 
     # -- the text --------------------------------------------------------------------------------
 
-    def bounded(self) -> Bounded:
+    def bounded(self, counted: bool) -> Bounded:
         """The body with its accesses checked."""
         self.find_accesses()
         try:
-            chosen = self._compared_once()
+            chosen = {} if counted else self._compared_once()
         except RecursionError:  # an index as deep as long: each access is compared
             chosen = {}
         edits: list[Edit] = []
@@ -292,7 +299,7 @@ class _Accesses(Largest):
         for access in self.accesses:
             view = f"fr_{'u' if access.node.id in chosen else 'b'}_{access.array}"
             views[view] = None
-            begin = f"{view}.{access.use}("
+            begin = f"{view}.{'fr_on(__LINE__).' if counted else ''}{access.use}("
             start, end = access.node.start_byte, access.node.end_byte
             if access.subscript is None:
                 edits.append(self._on_its_lines(start, end, f"{begin}0)"))
@@ -313,13 +320,17 @@ class _Accesses(Largest):
             _, ctype, shifted = self.arrays[name]
             inside = "fr_inside" if view.startswith("fr_u_") else "false"
             kind = f"const ::fr::fr_view<{ctype}, {str(shifted).lower()}>"
-            declared.append(f"{kind} {view}({name}, fr_e_{name}, {inside});")
+            spot = f", {{{self.arrays[name][0]}, 0, {_PLACE}}}" if counted else ""
+            declared.append(f"{kind} {view}({name}, fr_e_{name}, {inside}{spot});")
         conditions = dict.fromkeys((name, most.text) for name, most in chosen.values())
         fits = " && ".join(f"({text}).fr_within(fr_e_{name})" for name, text in conditions)
         viewed = {view[5:] for view in views}
         arrays = tuple(name for name in self.arrays if name in viewed)
         once = any(most.divided for _, most in chosen.values())
-        return Bounded(self.tree.edited(edits), " ".join(declared), arrays, fits, once)
+        uses = [v for v in self.uses.values() if self.parameters.get(v.name) is v]
+        whole = sum(v.name in self.arrays for v in uses) == len(self.accesses)
+        source = self.tree.edited(edits)
+        return Bounded(source, " ".join(declared), arrays, fits, once, whole)
 
     def _on_its_lines(self, start: int, end: int, text: str) -> Edit:
         """An edit that leaves the lines where they are."""

@@ -18,6 +18,9 @@ _MOST_ALONG_YZ = 65535  # and along y and z
 _MOST_DEEP = 64  # threads of a block along z
 
 ALIGNMENT = 16  # bytes; what a thread can read or write at once
+# What is done about accesses outside of arrays (`bounds`): nothing; they do no harm; they are
+# counted as well.
+UNGUARDED, ROBUST, COUNTED = "unguarded", "robust", "counted"
 _BLOCK = 256  # threads of a block where that is free
 # Threadgroups that a block may run: for elements of 32 bits or more, and for narrower ones.
 EACH = (4, 8)

@@ -23,7 +23,18 @@ from ..cpp import (
 )
 from ..dialect import COLLECTIVES, MATRIX_OPS, SYNC
 from . import shared as memory
-from .launch import ALIGNMENT, EACH, Form, Needs, form_for, kernel_parameters, kernel_symbol
+from .launch import (
+    ALIGNMENT,
+    COUNTED,
+    EACH,
+    ROBUST,
+    UNGUARDED,
+    Form,
+    Needs,
+    form_for,
+    kernel_parameters,
+    kernel_symbol,
+)
 
 # The attributes that say nothing of threadgroups.
 _GRIDS = words("thread_position_in_grid threads_per_grid")
@@ -45,9 +56,14 @@ _BUILTIN = words("bool float double")
 _ELEMENTS = {"shape": "int", "strides": "fr::int64_t"}
 
 
-def form_of(p: Prepared, launch: Launch | None) -> Form:
-    """The form of a launch; without one, that of a row of threadgroups."""
-    return form_for(needs_of(p), launch)
+def form_of(p: Prepared, launch: Launch | None, *, asked: bool = False) -> Form:
+    """The form of a launch; without one, that of a row of threadgroups.
+
+    Args:
+        asked: in threadgroups as they are asked for, whatever the body knows of them.
+    """
+    needs = needs_of(p)
+    return form_for(Needs(needs.lanes) if asked else needs, launch)
 
 
 def needs_of(p: Prepared) -> Needs:
@@ -103,14 +119,14 @@ def text(
     form: Form,
     *,
     masks: bool = True,
-    guards: bool = True,
+    guards: str = ROBUST,
     shared: Dynamic | None = None,
 ) -> str:
     """The whole text.
 
     Args:
         masks: whether operations of a simdgroup are told which lanes come to them.
-        guards: whether accesses to arrays are kept inside of them (`source.cuda.bounds`).
+        guards: what is done about accesses outside of arrays (`source.cuda.bounds`).
         shared: where threadgroup memory is not CUDA's own, as it is up to 48 KB.
 
     The kernel takes the buffers (Python scalars by value), each input's shape and strides where the
@@ -119,11 +135,12 @@ def text(
     """
     spec = p.spec
     declared, source = _with_masks(p, form) if masks else ("", p.text.source)
-    views, fits, once, guarded = "", "", False, tuple[str, ...]()
-    if guards:
+    views, fits, once, guarded, whole = "", "", False, tuple[str, ...](), False
+    if guards != UNGUARDED:
         from .bounds import bounded
 
-        source, views, guarded, fits, once = bounded(p, source)
+        checked = bounded(p, source, counted=guards == COUNTED)
+        source, views, guarded, fits, once, whole = checked
         declared += f"  {views}\n" if views else ""
     if shared is None:
         source = memory.static(source)
@@ -139,16 +156,20 @@ def text(
     )
     takes = names + ", const bool fr_inside" if fits else names
     values = "".join(f"  {_declared(a, form)}\n" for a in used_attributes(p))
-    written = "  fr::printing_launch() = fr_l;\n" if p.prints else ""
+    first = "  fr::printing_launch() = fr_l;\n" if p.prints else ""
+    layout = _layout(p, form)
+    if guards == COUNTED:
+        first += "  fr::counted::begin();\n"
+        layout += f"#define FR_COUNTED 1\n{'#define FR_COUNTED_VALUES 1' if whole else ''}\n"
     return f"""\
-{_layout(p, form).rstrip()}
+{layout.rstrip()}
 {head(p, "cuda_kernel")}{template_head(spec)}FR_FN void fr_kernel(
     const ::fr::group& fr_g, unsigned fr_i, const ::fr::metal::uint3& fr_p{comma(params)}{takes}) {{
   (void)fr_i, (void)fr_p;
 {values}{declared}{body(p, source)}}}
 {_fits_function(spec, fits, names)}{TAIL}
 extern "C" __global__ void {kernel_symbol(spec)}({", ".join(signature.parameters)}) {{
-{written}{_thread_code(form, _qualified_values(spec), passed, bool(fits), once)}}}
+{first}{_thread_code(form, _qualified_values(spec), passed, bool(fits), once)}}}
 """
 
 

@@ -1,0 +1,31 @@
+"""Robust mode: on NVIDIA's GPUs, accesses outside of arrays do no harm (`source.cuda.bounds`)."""
+
+from __future__ import annotations
+
+from ... import _env
+from ...source.cuda.launch import ROBUST, UNGUARDED
+
+_chosen: bool | None = None
+
+
+def set_robust(on: bool | None) -> None:
+    """Chooses whether kernels on NVIDIA's GPUs are guarded against accesses outside of arrays.
+
+    They are where nothing is said, and with ``FERRULE_ROBUST=1``: a load outside gives zero, and a
+    store or atomic does nothing there. That is so of subscripts in Metal bodies (docs/dialect.md
+    says which, and what it costs). With ``FERRULE_ROBUST=0`` they are not: such an access may read
+    and overwrite other arrays, or end the process's CUDA, as in CUDA.
+
+    It holds for kernels that are first launched afterwards.
+
+    Args:
+        on: whether; None asks ``FERRULE_ROBUST`` again.
+    """
+    global _chosen
+    _chosen = on
+
+
+def guards() -> str:
+    """What is done about accesses outside of arrays."""
+    robust = (_env.get(_env.ROBUST) or "1") != "0" if _chosen is None else _chosen
+    return ROBUST if robust else UNGUARDED
