@@ -29,6 +29,7 @@ FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name,
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_unset(const char* name);
+FR_WATCH void fr_watch_row(const char* name, unsigned long index);  // of `name[…][index]`, which has so many
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
@@ -50,6 +51,23 @@ namespace fr {
 // A local variable is read; `set` says whether it has a value (source/unset.py).
 inline __attribute__((always_inline)) void used(bool set, const char* name) {
   if (!set) fr_watch_unset(name);
+}
+
+// How many objects of a class a row of an array has, which is subscripted for the K-th time; else 0.
+template <class A, unsigned K> struct objects_in_row { static constexpr unsigned long value = 0; };
+template <class A, unsigned K> struct objects_in_row<A&, K> : objects_in_row<A, K> {};
+template <class T, unsigned long N, unsigned K> struct objects_in_row<T[N], K> : objects_in_row<T, K - 1> {};
+template <class T, unsigned long N> struct objects_in_row<T[N], 1> {
+  static constexpr unsigned long value = __is_class(T) ? N : 0;
+};
+
+// The K-th subscript of an array (source/rows.py).
+template <class A, unsigned K, class I> inline __attribute__((always_inline)) I in_row(I index, const char* name) {
+  constexpr unsigned long length = objects_in_row<A, K>::value;
+  if constexpr (length != 0) {
+    if (static_cast<unsigned long>(index) == length) fr_watch_row(name, length);
+  }
+  return index;
 }
 }  // namespace fr
 

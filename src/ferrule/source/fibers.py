@@ -20,6 +20,7 @@ from .cpp import (
 )
 from .dialect import MATRIX_OPS, SYNC
 from .lexer import join, solid, text_at, tokens
+from .rows import watch_rows
 from .syntax import (
     Edit,
     Tree,
@@ -49,9 +50,12 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     """
     params = parameters(p.spec)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    watched = watch_locals(p.text.source) if checked else p.text.source
-    source = mark_places(watched, p, body=True, checked=checked)
-    header = mark_places(p.text.header, p, body=False, checked=checked)
+    source, header = p.text.source, p.text.header
+    if checked:
+        source = watch_rows(watch_locals(source), body=True)
+        header = watch_rows(header, body=False)
+    source = mark_places(source, p, body=True, checked=checked)
+    header = mark_places(header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     # Of a function that is inlined, the compiler knows what its pointers point to.

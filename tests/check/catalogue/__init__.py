@@ -15,10 +15,12 @@ from .memory import MEMORY
 from .numbers import NUMBERS
 from .planted import Case, Planted
 from .race import RACES
+from .rows import BOUNDS_OF_ROWS, CLEAN_ROWS
 
 BUGS: list[Planted] = [
     *BOUNDS,
     *BOUNDS_THROUGH,
+    *BOUNDS_OF_ROWS,
     *RACES,
     *MEMORY,
     *DIVERGENCE,
@@ -28,6 +30,6 @@ BUGS: list[Planted] = [
     *COVERAGE,
     *OPS,
 ]
-CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_VALUES, *CLEAN_LAUNCHES]
+CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_ROWS, *CLEAN_VALUES, *CLEAN_LAUNCHES]
 
 __all__ = ["BUGS", "CLEAN", "Case", "Planted"]

@@ -17,6 +17,7 @@ KIND_OF = {
     "BOUNDS_WRITE": "bounds",
     "WILD": "bounds",
     "BOUNDS_PRIVATE": "bounds",
+    "BOUNDS_ROW": "bounds",
     "RACE": "race",
     "UNINITIALISED": "uninitialised",
     "DIVERGENCE": "divergence",
@@ -168,6 +169,17 @@ def _private(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
         f"{what}; the thread was ended there.",
         "Make the array larger, or stop the loop at its size.",
     )
+
+
+def _row(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    index, length = _signed(event.value[0]), event.value[1]
+    hint = "Guard the index with the row's length, or make the rows longer."
+    if event.array < 0:
+        name = event.text.decode()
+        what = f"index {index} of {name!r}, whose rows have {length}"
+        return f"{what}; the thread was ended there.", hint
+    what = f"index {index} of {shown(array)}, whose rows have {length}"
+    return f"{what}: the element is another row's, or outside.", hint
 
 
 def _race(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
@@ -368,6 +380,7 @@ _WORDS = {
     "BOUNDS_WRITE": _bounds,
     "WILD": _wild,
     "BOUNDS_PRIVATE": _private,
+    "BOUNDS_ROW": _row,
     "RACE": _race,
     "UNINITIALISED": _uninitialised,
     "DIVERGENCE": _divergence,

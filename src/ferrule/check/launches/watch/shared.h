@@ -42,6 +42,7 @@ enum watch_kind : uint32_t {
   NOT_NAMED,         // in CUDA: a lane is not in the mask that it gives
   ABSENT,            // other_thread is in it, and does not come
   TRAP,              // a thread ends the launch
+  BOUNDS_ROW,        // of an array of several dims: value: the index, and the row's length; text: a private array
 };
 
 struct watch_event {
