@@ -315,3 +315,28 @@ y[i] = t[i + 1];""")
     assert (shift(**given)[0][:31] == np.arange(1, 32)).all()
     (finding,) = shift.check(**given)
     assert (finding.kind, finding.line) == ("bounds", 5) and "'t' (32 elements)" in finding.message
+
+
+def test_columns_are_those_of_the_author() -> None:
+    source = """\
+threadgroup half t[2][32];
+uint i = thread_position_in_grid.x;
+uint l = i % 32;
+float v, s;
+float w[2];
+if (i < 60) v = 1;
+w[0] = x[i];
+t[l / 32][l] = half(w[0]);
+s = w[0] + v + w[0];
+s = w[0] + w[1] + w[0];
+s = w[0] + float(t[l / 32][l + 1]);
+y[i] = s + w[0] + x[i + 1];
+"""
+    found = kernel(source).check(**call())
+    upto = {f.line: source.splitlines()[f.line - 1][: f.column] for f in found if f.line}
+    assert upto == {
+        9: "s = w[0] + v",
+        10: "s = w[0] + w[",
+        11: "s = w[0] + float(t[l / 32][",
+        12: "y[i] = s + w[0] + x[i + 1]",
+    }

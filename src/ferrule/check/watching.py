@@ -14,6 +14,7 @@ from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.protocol import Native
 from ..kernel import Kernel
 from ..source.cuda import on_cpu
+from ..source.unset import as_written
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
 from .launches import texts, watched
@@ -301,8 +302,8 @@ class _Reader:
         written = texts.line_of(self._spec.kernel, place.where, place.line)
         if not place.column or place.line > len(compiled):
             return None
-        before = compiled[place.line - 1][: place.column]
-        return place.column if written.startswith(before) else None
+        before = as_written(compiled[place.line - 1], place.column)
+        return len(before) if written.startswith(before) else None
 
     def _described(self) -> str:
         names = self._spec.kernel.input_names + self._spec.kernel.output_names

@@ -52,7 +52,7 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
     source, header = p.text.source, p.text.header
     if checked:
-        source = watch_rows(watch_locals(source), body=True)
+        source = watch_rows(watch_locals(source, p.header), body=True)
         header = watch_rows(header, body=False)
     source = mark_places(source, p, body=True, checked=checked)
     header = mark_places(header, p, body=False, checked=checked)

@@ -22,7 +22,7 @@ PLAIN = words("bool char uchar short ushort int uint long ulong float double")
 
 
 def watch_rows(text: str, *, body: bool) -> str:
-    """A text in which ``a[i][j]`` calls ``fr::in_row`` for the second index and those after it.
+    """A text in which ``a[i][j]`` calls ``fr::fr_in_row`` for the second index and those after it.
 
     The compiler looks at indices, but takes the row's length for a legal one where an object of a
     class is accessed, such as a half or a vector: that is how ends are written, ``&a[i][n]``.
@@ -38,7 +38,7 @@ def watch_rows(text: str, *, body: bool) -> str:
             continue
         if index is not None and not _is_apart(tree, node):
             # In parentheses: a macro's argument must hold no bare comma.
-            before = f"(::fr::in_row<decltype({name}), {depth}>(("
+            before = f"(::fr::fr_in_row<decltype({name}), {depth}>(("
             edits += enclosed(index.children[1], before, f'), "{name}"))', index.children[-2])
     return tree.edited(edits)
 

@@ -10,6 +10,7 @@ from .clean import CLEAN_MEMORY
 from .clean_launches import CLEAN_LAUNCHES
 from .clean_values import CLEAN_VALUES
 from .divergence import DIVERGENCE
+from .elements import CLEAN_ELEMENTS, UNSET_ELEMENTS
 from .lanes import LANES
 from .memory import MEMORY
 from .numbers import NUMBERS
@@ -23,6 +24,7 @@ BUGS: list[Planted] = [
     *BOUNDS_OF_ROWS,
     *RACES,
     *MEMORY,
+    *UNSET_ELEMENTS,
     *DIVERGENCE,
     *LANES,
     *NUMBERS,
@@ -30,6 +32,6 @@ BUGS: list[Planted] = [
     *COVERAGE,
     *OPS,
 ]
-CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_ROWS, *CLEAN_VALUES, *CLEAN_LAUNCHES]
+CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_ROWS, *CLEAN_ELEMENTS, *CLEAN_VALUES, *CLEAN_LAUNCHES]
 
 __all__ = ["BUGS", "CLEAN", "Case", "Planted"]

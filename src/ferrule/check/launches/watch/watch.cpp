@@ -14,6 +14,8 @@
 #include "instrumentation.h"
 #include "memory.h"
 
+#include <stdio.h>
+
 // -- what Python calls -----------------------------------------------------------------------------
 
 // Makes room for the arrays and tells where each lies. False where there is no memory.
@@ -223,6 +225,14 @@ HOOK void fr_watch_shift(unsigned bits, long count) {
 HOOK void fr_watch_unset(const char* name) {
   if (fr_watch_current == NOBODY) return;
   if (watch_event* e = add(UNSET, -1, CALLER)) copy_text(e->text, name);
+}
+
+HOOK void fr_watch_unset_element(const char* name, unsigned long index, unsigned long row) {
+  if (fr_watch_current == NOBODY) return;
+  watch_event* e = add(UNSET, -1, CALLER);
+  if (!e) return;
+  if (row) snprintf(e->text, TEXT, "%s[%lu][%lu]", name, index / row, index % row);
+  else snprintf(e->text, TEXT, "%s[%lu]", name, index);
 }
 
 HOOK void fr_watch_half(float value) {
