@@ -7,6 +7,7 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from .cpp import (
+    NotSplittable,
     Prepared,
     attribute,
     body,
@@ -52,7 +53,7 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
     source, header = p.text.source, p.text.header
     if checked:
-        source = watch_rows(watch_locals(source, p.header), body=True)
+        source = watch_rows(watch_locals(_understood(p), p.header), body=True)
         header = watch_rows(header, body=False)
     source = mark_places(source, p, body=True, checked=checked)
     header = mark_places(header, p, body=False, checked=checked)
@@ -75,6 +76,17 @@ def text(p: Prepared, *, checked: bool = False) -> str:
         params,
         units="threadgroups",
     )
+
+
+def _understood(p: Prepared) -> str:
+    """The body, with its macros expanded where the parser understands it so alone."""
+    if not Tree(p.text.source, body=True).has_error:
+        return p.text.source
+    try:
+        expanded = p.expanded()
+    except NotSplittable:
+        return p.text.source
+    return p.text.source if Tree(expanded, body=True).has_error else expanded
 
 
 def mark_places(text: str, p: Prepared, *, body: bool, checked: bool = False) -> str:

@@ -9,6 +9,7 @@ from .bounds_through import BOUNDS_THROUGH
 from .clean import CLEAN_MEMORY
 from .clean_launches import CLEAN_LAUNCHES
 from .clean_values import CLEAN_VALUES
+from .declared import DECLARED
 from .divergence import DIVERGENCE
 from .elements import CLEAN_ELEMENTS, UNSET_ELEMENTS
 from .lanes import LANES
@@ -23,6 +24,7 @@ BUGS: list[Planted] = [
     *BOUNDS_THROUGH,
     *BOUNDS_OF_ROWS,
     *RACES,
+    *DECLARED,
     *MEMORY,
     *UNSET_ELEMENTS,
     *DIVERGENCE,
