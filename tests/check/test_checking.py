@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import threading
 import warnings
 from typing import Any
@@ -340,3 +341,24 @@ y[i] = s + w[0] + x[i + 1];
         11: "s = w[0] + float(t[l / 32][",
         12: "y[i] = s + w[0] + x[i + 1]",
     }
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86-64's instructions")
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("(x[i] - x[0]) / (x[0] - x[i])", "It computes 0 / 0."),
+        ("x[i + 1] / (x[i] - x[i])", "It computes 1 / 0."),
+        ("-3.5f / x[2 * i - i]", "It computes -3.5 / 0."),
+        ("(x[i] + 1) * 2e38f * 3", "It computes 2e+38 * 3."),
+        ("(x[i] - 3e38f) - 2e38f", "It computes -3e+38 - 2e+38."),
+        ("float(half(x[i]) / half(x[i]))", "It computes 0 / 0."),
+        ("metal::log(-1 - x[i])", "Its argument is -1."),
+        ("metal::fmod(x[i] + 2, x[i])", "Its arguments are 2 and 0."),
+    ],
+)
+def test_what_makes_a_nan_is_told_with_its_numbers(expression: str, told: str) -> None:
+    source = f"uint i = thread_position_in_grid.x;\ny[i] = i == 0 ? {expression} : 0;"
+    (finding,) = kernel(source).check(**call())
+    assert (finding.kind, finding.line) == ("nan", 2)
+    assert finding.message.endswith(f"it is stored to y[0]. {told}")

@@ -20,8 +20,8 @@ from ..unit import Step, UnitSpec
 from .launches import texts, watched
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
 from .launches.lines import Place
-from .launches.messages import KIND_OF, position, shown, words
-from .launches.places import Places, compared, other_places_of, places_of
+from .launches.messages import KIND_OF, computed, position, shown, words
+from .launches.places import Places, compared, origin_of, other_places_of, places_of
 from .launches.watched import KINDS, Event, Options, Result
 from .reports.findings import Finding
 from .reports.select import Selection, unsuppressed
@@ -330,7 +330,10 @@ class _Reader:
                 event.other_thread, group, self._launch
             )
         places = places_of(event, self._kernel)
-        message = told.message + self._others(event, places, events)
+        message = told.message
+        if (origin := origin_of(event, self._kernel)) is not None:
+            message += computed(event, origin)
+        message += self._others(event, places, events)
         if places.header is not None and places.body is not None:
             text = texts.line_of(self._spec.kernel, "header", places.header.line).strip()
             more["header_line"] = places.header.line

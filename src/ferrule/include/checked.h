@@ -31,7 +31,8 @@ FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_unset_element(const char* name, unsigned long index, unsigned long row);  // row: its length; 0
 FR_WATCH void fr_watch_row(const char* name, unsigned long index);  // of `name[…][index]`, which has so many
-FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
+// Not finite, by a function of so many numbers that are, of which these are the first.
+FR_WATCH void fr_watch_made(float value, unsigned operands, float first, float second);
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
 FR_WATCH void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);

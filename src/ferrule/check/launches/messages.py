@@ -310,6 +310,24 @@ def _not_finite(event: Event, array: Watched, launch: Launch) -> tuple[str, str]
     )
 
 
+# By x86-64's codes.
+_OPERATORS = {0x58: "+", 0x59: "*", 0x5C: "-", 0x5E: "/"}
+
+
+def computed(event: Event, origin: int) -> str:
+    """Of what an operation made a NaN or an infinity, as a sentence; nothing where nobody knows."""
+    code, (first, second) = event.operation[origin], event.operand[origin]
+    if code in _OPERATORS:
+        right = f"({second:g})" if math.copysign(1, second) < 0 else f"{second:g}"
+        return f" It computes {first:g} {_OPERATORS[code]} {right}."
+    told = {
+        0x51: f" It computes the square root of {first:g}.",
+        1: f" Its argument is {first:g}.",
+        2: f" Its arguments are {first:g} and {second:g}.",
+    }
+    return told.get(code, "")
+
+
 def _overflow(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     a, b, operator = _signed(event.value[0]), _signed(event.value[1]), event.text.decode()
     what = f"-({a})" if operator == "negative" else f"{a} {operator} {b}"

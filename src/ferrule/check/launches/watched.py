@@ -82,6 +82,8 @@ class Event(ctypes.Structure):
         ("caller", ctypes.c_uint64 * _MOST_CALLERS),
         ("later", ctypes.c_int32),
         ("origin", ctypes.c_uint64 * _MOST_ORIGINS),
+        ("operation", ctypes.c_uint32 * _MOST_ORIGINS),
+        ("operand", ctypes.c_double * 2 * _MOST_ORIGINS),
         ("file", ctypes.c_char_p),
         ("line", ctypes.c_uint32),
         ("column", ctypes.c_uint32),

@@ -58,6 +58,8 @@ struct watch_event {
   uint64_t caller[MOST_CALLERS];  // pc's, and their callers'
   int32_t later;                  // of a race: rounds of loops that this access is ahead of the other one
   uint64_t origin[MOST_ORIGINS];  // of a NaN or an infinity: operations that made some
+  uint32_t operation[MOST_ORIGINS];  // what each is: x86-64's code; 1, 2: a function of so many arguments; 0: not known
+  double operand[MOST_ORIGINS][2];
   const char* file;  // of the compiler's own checks: what `#line` says
   uint32_t line, column;
   char text[TEXT];

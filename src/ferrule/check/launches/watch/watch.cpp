@@ -240,8 +240,9 @@ HOOK void fr_watch_half(float value) {
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
 }
 
-HOOK void fr_watch_made(float value) {
+HOOK void fr_watch_made(float value, unsigned operands, float first, float second) {
   if (fr_watch_current == NOBODY) return;
+  note_made(CALLER, operands <= 2 ? operands : 0, double(first), double(second));
   fault_origin* all = value != value ? w.invalid : w.infinite;
   if (!all[fr_watch_current].pc[0]) all[fr_watch_current].pc[0] = CALLER;
   if (!all[MOST_THREADS].pc[0]) all[MOST_THREADS].pc[0] = CALLER;
