@@ -362,3 +362,30 @@ def test_what_makes_a_nan_is_told_with_its_numbers(expression: str, told: str) -
     (finding,) = kernel(source).check(**call())
     assert (finding.kind, finding.line) == ("nan", 2)
     assert finding.message.endswith(f"it is stored to y[0]. {told}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "store", "read", "told"),
+    [
+        (
+            "float t[8][4]",
+            "t[i / 4][i % 4] = i",
+            "t[i / 4][4]",
+            "index 4 of threadgroup memory 't'",
+        ),
+        ("half t[8][4]", "t[i / 4][i % 4] = i", "t[i / 4][4]", "index 4 of threadgroup memory 't'"),
+        ("float4 t[8]", "t[i % 8] = 1", "t[i + 9].x", "reads t[36], 5 elements past its end: "),
+        ("float t[32]", "t[i] = i", "t[i + 9]", "reads t[32], 1 element past its end: "),
+    ],
+)
+def test_rows_and_whole_arrays_in_words(declared: str, store: str, read: str, told: str) -> None:
+    source = f"""\
+threadgroup {declared};
+uint i = thread_position_in_grid.x;
+{store};
+threadgroup_barrier(mem_flags::mem_threadgroup);
+y[i] = {read};
+"""
+    (finding,) = kernel(source).check(**call(32))
+    assert (finding.kind, finding.line) == ("bounds", 5)
+    assert finding.message.startswith(told)

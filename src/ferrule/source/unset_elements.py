@@ -28,7 +28,7 @@ _VECTOR = re.compile(r"(?:bool|u?(?:char|short|int|long)|half|bfloat|float)[234]
 _THROUGH = words("parenthesized_expression field_expression subscript_expression comma_expression")
 _VALUES = words("""
     binary_expression unary_expression cast_expression conditional_expression condition_clause
-    subscript_argument_list return_statement expression_statement for_statement
+    subscript_argument_list return_statement expression_statement for_statement do_statement
 """)
 _WORD = re.compile(r"\w+|##")
 _OPAQUE = words("lambda_expression sizeof_expression decltype ERROR")

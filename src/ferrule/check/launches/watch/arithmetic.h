@@ -72,20 +72,22 @@ struct subscripted {
   const char* name;
   size_t length;
   bool member;
-  int shared;  // as `shared_named`
+  unsigned subscripts;  // up to this one, where the place tells
+  int shared;           // as `shared_named`
 };
 
 subscripted subscripted_at(const source_location& at) {
-  subscripted found{nullptr, 0, false, -1};
+  subscripted found{nullptr, 0, false, 0, -1};
   const char* p = ends_with(at.file, ".source") ? w.options.source : w.options.header;
   for (uint32_t line = 1; p && line < at.line; ++line) p = strchr(p, '\n'), p = p ? p + 1 : p;
   if (!p) return found;
   const char* const begin = p;
   p += at.column ? at.column - 1 : 0;
   const auto is_word = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
-  if (*p == '[') --p;
+  if (*p == '[') --p, ++found.subscripts;
   while (p > begin && *p == ']') {  // of another dimension
     unsigned depth = 0;
+    ++found.subscripts;
     do depth += *p == ']', depth -= *p == '[', --p;
     while (p > begin && depth);
   }
@@ -143,9 +145,13 @@ HOOK void __ubsan_handle_out_of_bounds(const indexed_check* c, uint64_t index) {
     const subscripted of = subscripted_at(c->at);
     // A struct's last array of one element may stand for any number of them.
     if (of.member && ends_with(c->array->name, " [1]'")) return;
-    // The access itself says more, where it is outside of the whole. `a[0][i]` takes all for one row.
-    if (of.shared >= 0 && (!is_row(c->array->name, w.told[of.shared]) || !memcmp(of.name + of.length, "[0]", 3))) return;
-    if (of.shared >= 0) return beyond_row(of.shared, operand(c->index, index), first_extent(c->array->name), CALLER);
+    if (of.shared >= 0) {
+      // Of a whole array the access itself says more. `a[0][i]` takes all for one row.
+      const bool whole = of.subscripts == 1 || !is_row(c->array->name, w.told[of.shared]);
+      if (!whole && memcmp(of.name + of.length, "[0]", 3))
+        beyond_row(of.shared, operand(c->index, index), first_extent(c->array->name), CALLER);
+      return;
+    }
   }
   watch_event* e = add_at(BOUNDS_PRIVATE, c->at, CALLER);
   if (e) {
