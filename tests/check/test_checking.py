@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import threading
 import warnings
 from typing import Any
@@ -315,3 +316,76 @@ y[i] = t[i + 1];""")
     assert (shift(**given)[0][:31] == np.arange(1, 32)).all()
     (finding,) = shift.check(**given)
     assert (finding.kind, finding.line) == ("bounds", 5) and "'t' (32 elements)" in finding.message
+
+
+def test_columns_are_those_of_the_author() -> None:
+    source = """\
+threadgroup half t[2][32];
+uint i = thread_position_in_grid.x;
+uint l = i % 32;
+float v, s;
+float w[2];
+if (i < 60) v = 1;
+w[0] = x[i];
+t[l / 32][l] = half(w[0]);
+s = w[0] + v + w[0];
+s = w[0] + w[1] + w[0];
+s = w[0] + float(t[l / 32][l + 1]);
+y[i] = s + w[0] + x[i + 1];
+"""
+    found = kernel(source).check(**call())
+    upto = {f.line: source.splitlines()[f.line - 1][: f.column] for f in found if f.line}
+    assert upto == {
+        9: "s = w[0] + v",
+        10: "s = w[0] + w[",
+        11: "s = w[0] + float(t[l / 32][",
+        12: "y[i] = s + w[0] + x[i + 1]",
+    }
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86-64's instructions")
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("(x[i] - x[0]) / (x[0] - x[i])", "It computes 0 / 0."),
+        ("x[i + 1] / (x[i] - x[i])", "It computes 1 / 0."),
+        ("-3.5f / x[2 * i - i]", "It computes -3.5 / 0."),
+        ("(x[i] + 1) * 2e38f * 3", "It computes 2e+38 * 3."),
+        ("(x[i] - 3e38f) - 2e38f", "It computes -3e+38 - 2e+38."),
+        ("float(half(x[i]) / half(x[i]))", "It computes 0 / 0."),
+        ("metal::log(-1 - x[i])", "Its argument is -1."),
+        ("metal::fmod(x[i] + 2, x[i])", "Its arguments are 2 and 0."),
+    ],
+)
+def test_what_makes_a_nan_is_told_with_its_numbers(expression: str, told: str) -> None:
+    source = f"uint i = thread_position_in_grid.x;\ny[i] = i == 0 ? {expression} : 0;"
+    (finding,) = kernel(source).check(**call())
+    assert (finding.kind, finding.line) == ("nan", 2)
+    assert finding.message.endswith(f"it is stored to y[0]. {told}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "store", "read", "told"),
+    [
+        (
+            "float t[8][4]",
+            "t[i / 4][i % 4] = i",
+            "t[i / 4][4]",
+            "index 4 of threadgroup memory 't'",
+        ),
+        ("half t[8][4]", "t[i / 4][i % 4] = i", "t[i / 4][4]", "index 4 of threadgroup memory 't'"),
+        ("float4 t[8]", "t[i % 8] = 1", "t[i + 9].x", "reads t[36], 5 elements past its end: "),
+        ("float t[32]", "t[i] = i", "t[i + 9]", "reads t[32], 1 element past its end: "),
+    ],
+)
+def test_rows_and_whole_arrays_in_words(declared: str, store: str, read: str, told: str) -> None:
+    source = f"""\
+threadgroup {declared};
+uint i = thread_position_in_grid.x;
+{store};
+threadgroup_barrier(mem_flags::mem_threadgroup);
+y[i] = {read};
+"""
+    (finding,) = kernel(source).check(**call(32))
+    assert (finding.kind, finding.line) == ("bounds", 5)
+    assert finding.message.startswith(told)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ferrule
 from ferrule import KernelError, KernelTypeError, ops
-from ferrule.ops import norm_weights
+from ferrule.ops import norm_grads, norm_weights
 from ready_ops import close, shapes, ways_in_mlx, ways_in_torch, with_gradients
 
 pytestmark = [
@@ -321,3 +321,17 @@ def test_gradients_fit_into_the_shared_memory_of_each_gpu(centered: bool) -> Non
             known = {"N": length, "capability": capability}
             taken = next(b for b in bodies if b.when is None or b.when.evaluate(known))
             assert taken.shared.evaluate({}) <= (kilobytes - 1) * 1024
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("behind", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mean_of_a_row_of_no_elements_is_0(cuda: bool, behind: int, weighted: bool) -> None:
+    x = np.zeros((3, 0, 2) if behind else (3, 0), np.float32)
+    weight = [np.zeros(0, np.float32)] * weighted
+    for centered, family in enumerate([norm_grads.rms_norm_x_grad, norm_grads.layer_norm_x_grad]):
+        with ferrule.checking(cuda=cuda) as found:
+            _, *means, scale = family(behind, weighted, False)(x, *weight, 0.25, x)
+        assert not found and found.launches == 1
+        assert len(means) == centered and not any(mean.any() for mean in means)
+        assert (scale == 2).all() and scale.shape == x.sum(1).shape

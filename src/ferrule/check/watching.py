@@ -14,14 +14,15 @@ from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.protocol import Native
 from ..kernel import Kernel
 from ..source.cuda import on_cpu
+from ..source.unset import as_written
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
 from .gpu import OnGpus
 from .launches import texts, watched
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
 from .launches.lines import Place
-from .launches.messages import KIND_OF, position, shown, words
-from .launches.places import Places, compared, other_places_of, places_of
+from .launches.messages import KIND_OF, computed, position, shown, words
+from .launches.places import Places, compared, origin_of, other_places_of, places_of
 from .launches.watched import KINDS, Event, Options, Result
 from .reports.findings import Finding
 from .reports.select import Selection, unsuppressed
@@ -324,8 +325,8 @@ class _Reader:
         written = texts.line_of(self._spec.kernel, place.where, place.line)
         if not place.column or place.line > len(compiled):
             return None
-        before = compiled[place.line - 1][: place.column]
-        return place.column if written.startswith(before) else None
+        before = as_written(compiled[place.line - 1], place.column)
+        return len(before) if written.startswith(before) else None
 
     def _described(self) -> str:
         names = self._spec.kernel.input_names + self._spec.kernel.output_names
@@ -352,7 +353,10 @@ class _Reader:
                 event.other_thread, group, self._launch
             )
         places = places_of(event, self._kernel)
-        message = told.message + self._others(event, places, events)
+        message = told.message
+        if (origin := origin_of(event, self._kernel)) is not None:
+            message += computed(event, origin)
+        message += self._others(event, places, events)
         if places.header is not None and places.body is not None:
             text = texts.line_of(self._spec.kernel, "header", places.header.line).strip()
             more["header_line"] = places.header.line

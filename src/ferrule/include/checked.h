@@ -29,7 +29,10 @@ FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name,
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
 FR_WATCH void fr_watch_half(float value);
 FR_WATCH void fr_watch_unset(const char* name);
-FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
+FR_WATCH void fr_watch_unset_element(const char* name, unsigned long index, unsigned long row);  // row: its length; 0
+FR_WATCH void fr_watch_row(const char* name, unsigned long index);  // of `name[…][index]`, which has so many
+// Not finite, by a function of so many numbers that are, of which these are the first.
+FR_WATCH void fr_watch_made(float value, unsigned operands, float first, float second);
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
 FR_WATCH void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
@@ -50,6 +53,70 @@ namespace fr {
 // A local variable is read; `set` says whether it has a value (source/unset.py).
 inline __attribute__((always_inline)) void used(bool set, const char* name) {
   if (!set) fr_watch_unset(name);
+}
+
+#define FR_ASKED inline __attribute__((always_inline, no_sanitize("undefined")))
+
+// Which elements of an array are set (source/unset_elements.py). An author's macro has no name that begins
+// so.
+template <class T> struct extents {
+  static constexpr unsigned long count = 1;
+  static constexpr bool begin_unset = __has_trivial_constructor(T);  // others may set themselves
+  FR_ASKED static constexpr unsigned long of(unsigned) { return 1; }
+};
+template <class T, unsigned long N> struct extents<T[N]> {
+  static constexpr unsigned long count = N * extents<T>::count;
+  static constexpr bool begin_unset = extents<T>::begin_unset;
+  FR_ASKED static constexpr unsigned long of(unsigned dim) { return dim == 1 ? N : extents<T>::of(dim - 1); }
+};
+template <class A> struct fr_elements {
+  using E = extents<A>;
+  bool is_set[E::count] = {};
+  unsigned long place = 0;  // of the subscripts up to here; `count` where one of them is outside
+
+  // The n-th subscript.
+  template <class I> FR_ASKED I fr_at(unsigned n, I index, const char*) {
+    place = next(n, static_cast<unsigned long>(index));
+    return index;
+  }
+  // The last one, of an element that is set, read, or read and set.
+  template <class I> FR_ASKED I fr_set(unsigned n, I index, const char*) {
+    const unsigned long here = next(n, static_cast<unsigned long>(index));
+    if (here < E::count) is_set[here] = true;
+    return index;
+  }
+  template <class I> FR_ASKED I fr_read(unsigned n, I index, const char* name) {
+    const unsigned long here = next(n, static_cast<unsigned long>(index));
+    if (E::begin_unset && here < E::count && !is_set[here])
+      fr_watch_unset_element(name, here, n == 2 ? E::of(n) : 0);
+    return index;
+  }
+  template <class I> FR_ASKED I fr_change(unsigned n, I index, const char* name) {
+    return fr_set(n, fr_read(n, index, name), name);
+  }
+
+ private:
+  FR_ASKED unsigned long next(unsigned n, unsigned long index) const {
+    if (index >= E::of(n) || (n > 1 && place == E::count)) return E::count;
+    return n == 1 ? index : place * E::of(n) + index;
+  }
+};
+
+// How many objects of a class a row of an array has, which is subscripted for the K-th time; else 0.
+template <class A, unsigned K> struct objects_in_row { static constexpr unsigned long value = 0; };
+template <class A, unsigned K> struct objects_in_row<A&, K> : objects_in_row<A, K> {};
+template <class T, unsigned long N, unsigned K> struct objects_in_row<T[N], K> : objects_in_row<T, K - 1> {};
+template <class T, unsigned long N> struct objects_in_row<T[N], 1> {
+  static constexpr unsigned long value = __is_class(T) ? N : 0;
+};
+
+// The K-th subscript of an array (source/rows.py).
+template <class A, unsigned K, class I> FR_ASKED I fr_in_row(I index, const char* name) {
+  constexpr unsigned long length = objects_in_row<A, K>::value;
+  if constexpr (length != 0) {
+    if (static_cast<unsigned long>(index) == length) fr_watch_row(name, length);
+  }
+  return index;
 }
 }  // namespace fr
 

@@ -330,7 +330,9 @@ struct fn_insert_bits {
 // A function's result, told where it is none of numbers that are.
 template <class T, class... A> FR_FN T made(T result, A... operands) {
   const float r = static_cast<float>(result);
-  if (!__builtin_isfinite(r) && (__builtin_isfinite(static_cast<float>(operands)) && ...)) fr_watch_made(r);
+  const float given[] = {static_cast<float>(operands)..., 0};
+  if (!__builtin_isfinite(r) && (__builtin_isfinite(static_cast<float>(operands)) && ...))
+    fr_watch_made(r, sizeof...(operands), given[0], given[1]);
   return result;
 }
 #define FR_MADE(...) made(__VA_ARGS__)

@@ -195,16 +195,17 @@ def outer(letters: str) -> ferrule.Op:
     """For each matrix on the right, the sum of ``left.T @ right`` over the results made of it.
 
     ``left, right, lhs?, rhs?, like -> sums[*W,H,V]``, in float32: ``left[*X,M,H]`` is chosen as in
-    the product (of tokens it is ``[*X,1,M,H]``), ``right[*C,M,V]`` are results, and
-    ``like[*W,A,B]`` has the batch of the right side.
+    the product (of tokens it is ``[*X,1,M,H]``), ``right[*C,M,V]`` are results (of tokens
+    ``[*X,E,M,V]``), and ``like[*W,A,B]`` has the batch of the right side.
     """
     kind = Kind(letters)
+    results, count = ("*X,E", kind.count) if kind.tokens else ("*C", "uint(C_size)")
     op = _outer_op(
-        f"left[{kind.left},M,H]:T, right[*C,M,V]:T{kind.inputs}, like[*W,A,B]:U "
+        f"left[{kind.left},M,H]:T, right[{results},M,V]:T{kind.inputs}, like[*W,A,B]:U "
         "-> sums[*W,H,V]:float32",
         "W_size",
         kind.where,
-        {"COUNT": "uint(C_size)", "HEIGHT": "uint(M)", "CHOOSE": kind.find("left", "like")},
+        {"COUNT": count, "HEIGHT": "uint(M)", "CHOOSE": kind.find("left", "like")},
         cuda=gathered_cuda.outer(letters, "(sums.size // max(H * V, 1))", "M"),
     )
 

@@ -9,6 +9,9 @@ import ferrule
 from .rows import FLOATS, along, rows
 from .rows_cuda import HELD_OF_TWO, bodies
 
+# What sums over a row are divided by: the mean of no elements is 0.
+_COUNT = "(N > 0 ? N : 1)"
+
 
 @ferrule.family
 def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
@@ -30,6 +33,7 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         ["x", "cotangent", "x_grad", *["weight"] * weighted],
         HELD_OF_TWO,
         "scale.size",
+        "if (threadIdx.x == 0) scale[blockIdx.x] = rsqrt(eps);",
     )
     op = ferrule.op(
         "rms_norm_x_grad",
@@ -43,8 +47,8 @@ def rms_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         squares += v * v;
         along += v * (A(cotangent[AT(k)]){weight});
     }}
-    const A r = metal::rsqrt(SUM(squares) / N + A(eps));
-    const A drawn = SUM(along) / N * r * r;
+    const A r = metal::rsqrt(SUM(squares) / {_COUNT} + A(eps));
+    const A drawn = SUM(along) / {_COUNT} * r * r;
     for (uint k = first; k < N; k += step)
         x_grad[AT(k)] = T((A(cotangent[AT(k)]){weight} - A(x[AT(k)]) * drawn) * r);
     if (first == 0) scale[ROW] = r;
@@ -80,6 +84,7 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         ["x", "cotangent", "x_grad", *["weight"] * weighted],
         HELD_OF_TWO,
         "scale.size",
+        "if (threadIdx.x == 0) mean[blockIdx.x] = 0, scale[blockIdx.x] = rsqrt(eps);",
     )
     op = ferrule.op(
         "layer_norm_x_grad",
@@ -92,16 +97,16 @@ def layer_norm_x_grad(behind: int, weighted: bool, wide: bool) -> ferrule.Op:
         sum += A(x[AT(k)]);
         shift += A(cotangent[AT(k)]){weight};
     }}
-    const A m = SUM(sum) / N;
-    shift = SUM(shift) / N;
+    const A m = SUM(sum) / {_COUNT};
+    shift = SUM(shift) / {_COUNT};
     A squares = 0, along = 0;
     for (uint k = first; k < N; k += step) {{
         A v = A(x[AT(k)]) - m;
         squares += v * v;
         along += v * (A(cotangent[AT(k)]){weight});
     }}
-    const A r = metal::rsqrt(SUM(squares) / N + A(eps));
-    const A drawn = SUM(along) / N * r * r;
+    const A r = metal::rsqrt(SUM(squares) / {_COUNT} + A(eps));
+    const A drawn = SUM(along) / {_COUNT} * r * r;
     for (uint k = first; k < N; k += step)
         x_grad[AT(k)] = T((A(cotangent[AT(k)]){weight} - shift - (A(x[AT(k)]) - m) * drawn) * r);
     if (first == 0) {{

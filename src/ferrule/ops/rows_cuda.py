@@ -384,7 +384,11 @@ def having(shared: int) -> list[str]:
 
 
 def bodies(
-    text: str, arrays: Sequence[str], held: Sequence[Sequence[int]] = HELD, many: str = ""
+    text: str,
+    arrays: Sequence[str],
+    held: Sequence[Sequence[int]] = HELD,
+    many: str = "",
+    empty: str = "",
 ) -> Any:
     """CUDA bodies of an op over rows, for rows of several lengths.
 
@@ -395,6 +399,7 @@ def bodies(
         arrays: the names of all that have rows, the first an input, and of what rows share.
         held: as `HELD`.
         many: how many rows there are, where those that are empty count, too.
+        empty: statements for a row of no elements.
     """
     many = many or f"{arrays[0]}.size // max(N, 1)"
     text = f"""const size_t begin = size_t(blockIdx.x) * N;
@@ -402,8 +407,8 @@ def bodies(
         {text}"""
     size = "N * (4 if T == float32 else 2)"
     return [
-        *(body(text, arrays, many, of, f"{size} <= {most}") for *of, most in held),
-        body(text, arrays, many),
+        *(body(text, arrays, many, of, f"{size} <= {most}", empty=empty) for *of, most in held),
+        body(text, arrays, many, empty=empty),
     ]
 
 
@@ -415,6 +420,7 @@ def body(
     when: str | None = None,
     shared: int = 0,
     header: str = "",
+    empty: str = "",
 ) -> Any:
     """One body over rows.
 
@@ -428,6 +434,7 @@ def body(
         when: for which calls it is.
         shared: how many bytes of shared memory, ``shared``, a block has.
         header: further functions.
+        empty: as of `bodies`.
     """
     elements = "({} if T == float32 else {})".format(*held) if held[0] != held[1] else f"{held[0]}"
     threads = f"max(ceildiv(N, 32 * {elements}) * 32, 32)" if held[0] else "1024"
@@ -449,7 +456,7 @@ def body(
     auto aligned = [](const auto*... from) {{
         return ((size_t(from) % (packed * sizeof(*from)) == 0) && ...);
     }};
-    if (N == 0) return;
+    if (N == 0) {{ {empty} return; }}
     if (N % packed == 0 && aligned({", ".join(arrays)}))
         one_row(cuda::std::integral_constant<int, packed>());
     else one_row(cuda::std::integral_constant<int, 1>());

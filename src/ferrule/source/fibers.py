@@ -7,6 +7,7 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from .cpp import (
+    NotSplittable,
     Prepared,
     attribute,
     body,
@@ -20,6 +21,7 @@ from .cpp import (
 )
 from .dialect import MATRIX_OPS, SYNC
 from .lexer import join, solid, text_at, tokens
+from .rows import watch_rows
 from .syntax import (
     Edit,
     Tree,
@@ -49,9 +51,12 @@ def text(p: Prepared, *, checked: bool = False) -> str:
     """
     params = parameters(p.spec)
     values = "".join(f"  {attribute(a)}\n" for a in used_attributes(p))
-    watched = watch_locals(p.text.source) if checked else p.text.source
-    source = mark_places(watched, p, body=True, checked=checked)
-    header = mark_places(p.text.header, p, body=False, checked=checked)
+    source, header = p.text.source, p.text.header
+    if checked:
+        source = watch_rows(watch_locals(_understood(p), p.header), body=True)
+        header = watch_rows(header, body=False)
+    source = mark_places(source, p, body=True, checked=checked)
+    header = mark_places(header, p, body=False, checked=checked)
     marked = replace(p, text=replace(p.text, header=header, source=source))
     names = ", ".join(f"{q.type} {q.name}" for q in params)
     alone = checked and not p.text.words & (SYNC | MATRIX_OPS) and "##" not in header + source
@@ -73,6 +78,17 @@ def text(p: Prepared, *, checked: bool = False) -> str:
         params,
         units="threadgroups",
     )
+
+
+def _understood(p: Prepared) -> str:
+    """The body, with its macros expanded where the parser understands it so alone."""
+    if not Tree(p.text.source, body=True).has_error:
+        return p.text.source
+    try:
+        expanded = p.expanded()
+    except NotSplittable:
+        return p.text.source
+    return p.text.source if Tree(expanded, body=True).has_error else expanded
 
 
 def mark_places(text: str, p: Prepared, *, body: bool, checked: bool = False) -> str:

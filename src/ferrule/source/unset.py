@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
+import re
+
 from tree_sitter import Node
 
 from . import words
 from .syntax import Edit, Tree, declarators, declared_name, field, kinds, walk
+from .unset_elements import watch_elements, words_of_macros
 
 _SCALARS = words(
     "bool char uchar short ushort int uint long ulong half bfloat float double size_t int8_t "
     "uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t float16_t bfloat16_t unsigned"
 )
-_TAKING = ("argument_list", "pointer_expression", "update_expression")
+# What is written into a text here, by `unset_elements` and by `rows`; group 1 is the author's.
+_WRITTEN = re.compile(
+    r"\(::fr::used\(\w+, \"\w+\"\), (\w+)\)|fr_u_\w+ = true, | (?:bool fr_u_\w+ = false;"
+    r"|::fr::fr_elements<[^;]*;)|\(fr_u_\w+\.\w+\(\d+, \(|\(::fr::fr_in_row<\w+\(\w+\), \d+>\(\("
+    r"|\), \"\w+\"\)\)"
+)
 _OPAQUE = ("lambda_expression", "preproc_def", "preproc_function_def", "ERROR")
 
 
-def watch_locals(text: str) -> str:
+def as_written(line: str, column: int) -> str:
+    """A checked text's line up to a column, without what is written into it to watch variables."""
+    inside = next((m for m in _WRITTEN.finditer(line) if m.start() < column < m.end()), None)
+    return _WRITTEN.sub(lambda m: m[1] or "", line[: inside.end() if inside else column])
+
+
+def watch_locals(text: str, header: Tree) -> str:
     """A body in which reads of scalars that may not be set yet call ``fr::used``.
 
     Beside ``float v;`` stands a flag, which ``v = x;`` sets. Left as they are: variables whose
     first mention sets them, and those that something else may set: a call, or through ``&v``.
+    Elements of arrays are as `unset_elements` has it.
     """
     tree = Tree(text, body=True)
-    if tree.has_error:
+    hidden = words_of_macros(tree, header)
+    if tree.has_error or "##" in hidden:
         return text
     edits: list[Edit] = []
     for node in kinds(tree.block, "declaration"):
-        kind, names = field(node, "type"), [d for d in declarators(node) if d.type == "identifier"]
-        plain = kind is not None and tree.text(kind) in _SCALARS
-        if plain and names and len(names) == len(declarators(node)) and _is_local(node):
-            for name in names:
-                edits += _edits(tree, node, name)
+        declared = declarators(node) if _is_local(node) else []
+        for d in declared:
+            name = declared_name(d)
+            if name is not None and tree.text(name) not in hidden:
+                edits += _edits(tree, node, d, name)
     return tree.edited(edits)
 
 
 def _is_local(node: Node) -> bool:
-    """Whether a declaration stands in a block, with nothing but a type before its names."""
+    """Whether a declaration stands in a block, with nothing but a type before its names.
+
+    One in a ``switch`` may be jumped over, where what stands beside it may not be.
+    """
     simple = all(
-        c.type in ("identifier", ",", ";") or c == field(node, "type") for c in node.children
+        c.type in ("identifier", "array_declarator", ",", ";") or c == field(node, "type")
+        for c in node.children
     )
-    return node.parent is not None and node.parent.type == "compound_statement" and simple
+    block = node.parent
+    if block is None or block.type != "compound_statement" or not simple:
+        return False
+    return block.parent is None or block.parent.type != "switch_statement"
 
 
-def _edits(tree: Tree, declaration: Node, name: Node) -> list[Edit]:
+def _edits(tree: Tree, declaration: Node, declarator: Node, name: Node) -> list[Edit]:
     """What makes one variable watched; nothing where that is not needed or not safe."""
+    is_scalar = declarator == name
+    if is_scalar and tree.text(field(declaration, "type")) not in _SCALARS:
+        return []
     block, text = declaration.parent, tree.text(name)
     named = (
         [n for n in walk(block) if n.type == "identifier" and tree.text(n) == text] if block else []
     )
     mentions = [n for n in named if n.start_byte >= declaration.end_byte]
     redeclared = any(n != name and _declares(n) for n in named)
-    if not mentions or redeclared or any(map(_is_opaque, mentions)):
+    if not mentions or redeclared:
+        return []
+    if not is_scalar:
+        return watch_elements(tree, declaration, declarator, mentions)
+    if any(map(_is_opaque, mentions)):
         return []
     first = mentions[0].parent and mentions[0].parent.parent
     if _sets(mentions[0]) and first is not None and first.parent == block:

@@ -9,18 +9,24 @@ from .bounds_through import BOUNDS_THROUGH
 from .clean import CLEAN_MEMORY
 from .clean_launches import CLEAN_LAUNCHES
 from .clean_values import CLEAN_VALUES
+from .declared import DECLARED
 from .divergence import DIVERGENCE
+from .elements import CLEAN_ELEMENTS, UNSET_ELEMENTS
 from .lanes import LANES
 from .memory import MEMORY
 from .numbers import NUMBERS
 from .planted import Case, Planted
 from .race import RACES
+from .rows import BOUNDS_OF_ROWS, CLEAN_ROWS
 
 BUGS: list[Planted] = [
     *BOUNDS,
     *BOUNDS_THROUGH,
+    *BOUNDS_OF_ROWS,
     *RACES,
+    *DECLARED,
     *MEMORY,
+    *UNSET_ELEMENTS,
     *DIVERGENCE,
     *LANES,
     *NUMBERS,
@@ -28,6 +34,6 @@ BUGS: list[Planted] = [
     *COVERAGE,
     *OPS,
 ]
-CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_VALUES, *CLEAN_LAUNCHES]
+CLEAN: list[Case] = [*CLEAN_MEMORY, *CLEAN_ROWS, *CLEAN_ELEMENTS, *CLEAN_VALUES, *CLEAN_LAUNCHES]
 
 __all__ = ["BUGS", "CLEAN", "Case", "Planted"]

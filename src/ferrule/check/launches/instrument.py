@@ -37,6 +37,7 @@ _POINTER_CAST = re.compile(r"\*\s*(?:const\s*)?(?:__restrict__\s*)?[>)]")
 # Where they look at its arithmetic, g++ 12 and 13 evaluate the index of `(c ? a : b)[i]` in one of
 # the two branches alone, and take anything for it in the other.
 _CHOSEN_ARRAY = re.compile(r"\?[^;{}]*:[^;{}]*\)\s*\[")
+_STRICT = "-fsanitize=bounds-strict"  # g++ alone: of arrays at the end of structs, too
 _GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
 # Quoted includes alone: <math.h> is the C library's.
 _FOR_CUDA = ("-iquote", str(INCLUDE), "-ffp-contract=off")
@@ -153,6 +154,7 @@ def _built(compiler: toolchain.Compiler, text: str, own: Sequence[str]) -> tuple
     """
     flags = [*_FLAGS, *toolchain.native_flags(compiler), *own]
     flags += _GCC if compiler.kind == "gcc" else ("-fwrapv",)
+    flags += [_STRICT] if compiler.kind == "gcc" and _ARITHMETIC in flags else []
     base = (SCHEMA, header_digest(), compiler.identity, toolchain.isa_identity())
     key = cache.digest("checked", *base, *flags, _runtime_digest(), text)
 

@@ -17,6 +17,7 @@ KIND_OF = {
     "BOUNDS_WRITE": "bounds",
     "WILD": "bounds",
     "BOUNDS_PRIVATE": "bounds",
+    "BOUNDS_ROW": "bounds",
     "RACE": "race",
     "UNINITIALISED": "uninitialised",
     "DIVERGENCE": "divergence",
@@ -170,6 +171,17 @@ def _private(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     )
 
 
+def _row(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
+    index, length = _signed(event.value[0]), event.value[1]
+    hint = "Guard the index with the row's length, or make the rows longer."
+    if event.array < 0:
+        name = event.text.decode()
+        what = f"index {index} of {name!r}, whose rows have {length}"
+        return f"{what}; the thread was ended there.", hint
+    what = f"index {index} of {shown(array)}, whose rows have {length}"
+    return f"{what}: the element is another row's, or outside.", hint
+
+
 def _race(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     later = "writes" if event.value[0] & 1 else "reads"
     earlier = "wrote" if event.value[0] & 2 else "read"
@@ -298,6 +310,24 @@ def _not_finite(event: Event, array: Watched, launch: Launch) -> tuple[str, str]
     )
 
 
+# By x86-64's codes.
+_OPERATORS = {0x58: "+", 0x59: "*", 0x5C: "-", 0x5E: "/"}
+
+
+def computed(event: Event, origin: int) -> str:
+    """Of what an operation made a NaN or an infinity, as a sentence; nothing where nobody knows."""
+    code, (first, second) = event.operation[origin], event.operand[origin]
+    if code in _OPERATORS:
+        right = f"({second:g})" if math.copysign(1, second) < 0 else f"{second:g}"
+        return f" It computes {first:g} {_OPERATORS[code]} {right}."
+    told = {
+        0x51: f" It computes the square root of {first:g}.",
+        1: f" Its argument is {first:g}.",
+        2: f" Its arguments are {first:g} and {second:g}.",
+    }
+    return told.get(code, "")
+
+
 def _overflow(event: Event, array: Watched, launch: Launch) -> tuple[str, str]:
     a, b, operator = _signed(event.value[0]), _signed(event.value[1]), event.text.decode()
     what = f"-({a})" if operator == "negative" else f"{a} {operator} {b}"
@@ -368,6 +398,7 @@ _WORDS = {
     "BOUNDS_WRITE": _bounds,
     "WILD": _wild,
     "BOUNDS_PRIVATE": _private,
+    "BOUNDS_ROW": _row,
     "RACE": _race,
     "UNINITIALISED": _uninitialised,
     "DIVERGENCE": _divergence,

@@ -29,18 +29,24 @@ class Places(NamedTuple):
 
 def places_of(event: Event, kernel: Instrumented) -> Places:
     """Where an event happened."""
-    called, *computed = event.origin
     lines = kernel.lines
-    # Of a NaN: what functions compute on their way to a number is no origin.
-    origins = [called, *(pc for pc in computed if lines.direct(pc)), *computed]
-    for pc in filter(None, origins):
-        if chain := lines.places(pc):
-            return _places(chain)
+    if (origin := origin_of(event, kernel)) is not None:
+        return _places(lines.places(event.origin[origin]))
     chain = [place for pc in event.caller if pc for place in lines.places(pc)]
     if event.file:
         where = event.file.decode().rpartition(".")[2]
         chain.insert(0, Place(where, event.line, event.column))
     return _places(chain or lines.places(event.pc) or lines.places(event.other_pc))
+
+
+def origin_of(event: Event, kernel: Instrumented) -> int | None:
+    """Which of the operations that an event of a NaN names made it, as far as it is known."""
+    called, *computed = range(len(event.origin))
+    lines = kernel.lines
+    # What functions compute on their way to a number is no origin.
+    own = (k for k in computed if lines.direct(event.origin[k]))
+    origins = (k for k in (called, *own, *computed) if event.origin[k])
+    return next((k for k in origins if lines.places(event.origin[k])), None)
 
 
 def other_places_of(event: Event, kernel: Instrumented) -> Places:

@@ -27,7 +27,7 @@ KINDS = (
     "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
     "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
     "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "UNSET", "NO_ROOM",
-    "NOT_NAMED", "ABSENT", "TRAP",
+    "NOT_NAMED", "ABSENT", "TRAP", "BOUNDS_ROW",
 )  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
@@ -82,6 +82,8 @@ class Event(ctypes.Structure):
         ("caller", ctypes.c_uint64 * _MOST_CALLERS),
         ("later", ctypes.c_int32),
         ("origin", ctypes.c_uint64 * _MOST_ORIGINS),
+        ("operation", ctypes.c_uint32 * _MOST_ORIGINS),
+        ("operand", ctypes.c_double * 2 * _MOST_ORIGINS),
         ("file", ctypes.c_char_p),
         ("line", ctypes.c_uint32),
         ("column", ctypes.c_uint32),

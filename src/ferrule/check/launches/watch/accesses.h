@@ -67,7 +67,7 @@ __attribute__((noinline)) void settle() {
       const fault_origin& from = all[all[fr_watch_current].any() ? fr_watch_current : MOST_THREADS];
       if (!from.any() && KNOWS_ORIGINS) continue;  // that the author wrote
       if (watch_event* e = add(nan ? NAN_STORED : INFINITY_STORED, int(s.array), s.pc)) {
-        for (unsigned k = 0; k < MOST_ORIGINS; ++k) e->origin[k] = offset(from.pc[k]);
+        tell_origins(*e, from);
         e->index = int64_t(s.address - a.begin);
         e->size = item;
         e->value[0] = bits;

@@ -1,7 +1,7 @@
 // NaN and infinity: the processor says which instruction makes one. It traps, is noted, and goes on
 // without traps until the thread's next access.
 #pragma once
-#include "state.h"
+#include "operands.h"
 
 #include <sched.h>
 #include <ucontext.h>
@@ -35,6 +35,28 @@ void note(fault_origin& from, uintptr_t pc) {
     if (!from.pc[i]) from.pc[i] = pc;
 }
 
+computation* made_at(uintptr_t pc) {
+  for (computation& known : w.made)
+    if (known.pc == pc) return &known;
+  return nullptr;
+}
+
+void note_made(uintptr_t pc, unsigned code, double first, double second) {
+  computation* known = made_at(pc);
+  if (!known) known = &w.made[w.next_made++ % MOST_MADE];
+  *known = {pc, code, {first, second}};
+}
+
+void tell_origins(watch_event& e, const fault_origin& from) {
+  for (unsigned k = 0; k < MOST_ORIGINS; ++k) {
+    e.origin[k] = offset(from.pc[k]);
+    if (const computation* known = from.pc[k] ? made_at(from.pc[k]) : nullptr) {
+      e.operation[k] = known->code;
+      memcpy(e.operand[k], known->operand, sizeof known->operand);
+    }
+  }
+}
+
 #if defined(__x86_64__)
 // Conversions to integers and comparisons make no NaN.
 bool makes_floats(const unsigned char* p) {
@@ -63,6 +85,9 @@ void on_trap(int number, siginfo_t* info, void* context) {
       fault_origin* all = info->si_code == FPE_FLTINV ? w.invalid : w.infinite;
       note(all[fr_watch_current], pc + 1);
       note(all[MOST_THREADS], pc + 1);
+      double first = 0, second = 0;
+      const unsigned code = operands_of(u, &first, &second);
+      note_made(pc + 1, code, first, second);
     }
     return;
   }

@@ -42,6 +42,7 @@ enum watch_kind : uint32_t {
   NOT_NAMED,         // in CUDA: a lane is not in the mask that it gives
   ABSENT,            // other_thread is in it, and does not come
   TRAP,              // a thread ends the launch
+  BOUNDS_ROW,        // of an array of several dims: value: the index, and the row's length; text: a private array
 };
 
 struct watch_event {
@@ -57,6 +58,8 @@ struct watch_event {
   uint64_t caller[MOST_CALLERS];  // pc's, and their callers'
   int32_t later;                  // of a race: rounds of loops that this access is ahead of the other one
   uint64_t origin[MOST_ORIGINS];  // of a NaN or an infinity: operations that made some
+  uint32_t operation[MOST_ORIGINS];  // what each is: x86-64's code; 1, 2: a function of so many arguments; 0: not known
+  double operand[MOST_ORIGINS][2];
   const char* file;  // of the compiler's own checks: what `#line` says
   uint32_t line, column;
   char text[TEXT];

@@ -27,6 +27,7 @@ constexpr uint64_t BEFORE = uint64_t(40) << 30;         // of which this much li
 constexpr unsigned NOBODY = ~0u;
 constexpr unsigned MOST_THREADS = 1024;
 constexpr unsigned MOST_PAGES = 256;
+constexpr unsigned MOST_MADE = 16;
 constexpr uint64_t PAGE = 4096;
 
 constexpr uint32_t LAST_EPOCH = (1u << 26) - 1;
@@ -70,6 +71,12 @@ struct fault_origin {  // where a thread made NaNs or infinities first: calls of
   bool any() const { return pc[0] || pc[1]; }
 };
 
+struct computation {  // of which something came that is not finite: as of events
+  uintptr_t pc;
+  unsigned code;
+  double operand[2];
+};
+
 struct state {
   bool open;
   uint64_t base;
@@ -94,6 +101,8 @@ struct state {
   } barrier[MOST_THREADS];
   uintptr_t operation[MOST_THREADS];
   fault_origin invalid[MOST_THREADS + 1], infinite[MOST_THREADS + 1];  // the last: of the whole launch
+  computation made[MOST_MADE];  // the last at each of some places
+  unsigned next_made;
   pending_store store;
   void* page[MOST_PAGES];
   unsigned pages, next_page;

@@ -14,6 +14,8 @@
 #include "instrumentation.h"
 #include "memory.h"
 
+#include <stdio.h>
+
 // -- what Python calls -----------------------------------------------------------------------------
 
 // Makes room for the arrays and tells where each lies. False where there is no memory.
@@ -225,13 +227,22 @@ HOOK void fr_watch_unset(const char* name) {
   if (watch_event* e = add(UNSET, -1, CALLER)) copy_text(e->text, name);
 }
 
+HOOK void fr_watch_unset_element(const char* name, unsigned long index, unsigned long row) {
+  if (fr_watch_current == NOBODY) return;
+  watch_event* e = add(UNSET, -1, CALLER);
+  if (!e) return;
+  if (row) snprintf(e->text, TEXT, "%s[%lu][%lu]", name, index / row, index % row);
+  else snprintf(e->text, TEXT, "%s[%lu]", name, index);
+}
+
 HOOK void fr_watch_half(float value) {
   if (fr_watch_current == NOBODY) return;
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
 }
 
-HOOK void fr_watch_made(float value) {
+HOOK void fr_watch_made(float value, unsigned operands, float first, float second) {
   if (fr_watch_current == NOBODY) return;
+  note_made(CALLER, operands <= 2 ? operands : 0, double(first), double(second));
   fault_origin* all = value != value ? w.invalid : w.infinite;
   if (!all[fr_watch_current].pc[0]) all[fr_watch_current].pc[0] = CALLER;
   if (!all[MOST_THREADS].pc[0]) all[MOST_THREADS].pc[0] = CALLER;
