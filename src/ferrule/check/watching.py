@@ -6,6 +6,7 @@ import _thread
 import ctypes
 import re
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -228,7 +229,8 @@ class Watch:
         )
 
 
-_kept: list[Any] = []  # C may still call what a call on another thread was given
+# C may still call what a call on another thread was given: as long as it has the launch's entry.
+_kept: deque[Any] = deque(maxlen=4096)
 
 
 class _Reader:

@@ -210,15 +210,15 @@ def run(
     Raises:
         DeviceError: there is no memory for it.
     """
-    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
     groups = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
     units = _units(math.prod(groups), options.sample)
+    block = _Block(spec, inputs, outputs, launch, groups, order)  # absent arrays have shapes, too
+    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
     with _lock:
         filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
         table = _table(arrays)
-        block = _Block(spec, inputs, outputs, launch, groups, order)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
