@@ -1,4 +1,5 @@
-"""The same launch in other orders and other threadgroups: its results should be the same."""
+"""The same launch again, in other orders and other threadgroups, and with other values where none
+is defined: its results should be the same."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from ..spec import Facts, Launch
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 # What sums of floats in another order may differ by, of the largest number.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8}
+# Each byte of values that are anything: large in every type, large below zero, and NaN.
+_ANYTHING = (0x7B, 0xFB, 0xFF)
 
 
 def bytes_of(facts: Sequence[Facts]) -> list[Bytes]:
@@ -56,16 +59,37 @@ def differences(
     expected = bytes_of(outputs)
     for what, other, reverse in variants(launch):
         copies = [values.copy() for values in before]
-        facts = [
-            fact._replace(pointer=copy.ctypes.data)
-            for fact, copy in zip(outputs, copies, strict=True)
-        ]
-        run(facts, other, reverse)
+        run(_in(copies, outputs), other, reverse)
         names = kernel.output_names
         for name, fact, mine, theirs in zip(names, outputs, expected, copies, strict=True):
             if (told := _difference(fact.dtype, mine, theirs)) is not None:
                 at, first, second = told
                 yield f"output {name}[{at}] is {first}, and {what} it is {second}."
+
+
+def matter(
+    outputs: Sequence[Facts], before: Sequence[Bytes], run: Callable[[Sequence[Facts], int], bool]
+) -> bool:
+    """Whether results depend on values that are anything.
+
+    Args:
+        outputs: row-contiguous arrays, as the launch left them.
+        before: what was in their memory before it.
+        run: runs it with other outputs, and these bytes as the values; False where it does not end.
+    """
+    expected = bytes_of(outputs)
+    for byte in _ANYTHING:
+        copies = [values.copy() for values in before]
+        if not run(_in(copies, outputs), byte) or not all(map(np.array_equal, copies, expected)):
+            return True
+    return False
+
+
+def _in(copies: Sequence[Bytes], outputs: Sequence[Facts]) -> list[Facts]:
+    """The outputs in other memory."""
+    return [
+        fact._replace(pointer=copy.ctypes.data) for fact, copy in zip(outputs, copies, strict=True)
+    ]
 
 
 def _difference(dtype: Dtype, mine: Bytes, theirs: Bytes) -> tuple[int, object, object] | None:

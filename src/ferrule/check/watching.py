@@ -17,6 +17,7 @@ from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
+from . import strays
 from .launches import texts, watched
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
 from .launches.lines import Place
@@ -118,7 +119,7 @@ class Watch:
         for remark in kernel.notes:
             self.findings.note(remark)
         before = bytes_of(outputs) if self.options.stress else []
-        result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
+        result = strays.run(kernel, spec, inputs, outputs, launch, self.options)
         reader = _Reader(spec, kernel, inputs, outputs, launch, result)
         found = reader.findings()
         if self.options.stress:

@@ -23,7 +23,8 @@ FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags, const void* 
 FR_WATCH void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done);
 FR_WATCH void fr_watch_operation(const void* caller);
 FR_WATCH void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags);
-FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
+// A lane reads one that is not there. What it gets instead of its own value: each byte, or 0.
+FR_WATCH unsigned fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
                                unsigned long item, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
@@ -32,7 +33,7 @@ FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
-FR_WATCH void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
+FR_WATCH unsigned fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
 FR_WATCH void fr_watch_warp(unsigned first, unsigned mask, unsigned absent);
 FR_WATCH unsigned fr_watch_open_barrier();  // the time at which it opens
 FR_WATCH void fr_watch_passed_barrier(unsigned time);
@@ -50,6 +51,14 @@ namespace fr {
 // A local variable is read; `set` says whether it has a value (source/unset.py).
 inline __attribute__((always_inline)) void used(bool set, const char* name) {
   if (!set) fr_watch_unset(name);
+}
+
+// What a lane got from one that is not there, of what fr_watch_lane says.
+template <class T> FR_QUIET void stray(T& value, unsigned byte) {
+  if (byte) __builtin_memset(static_cast<void*>(&value), int(byte), sizeof value);
+}
+FR_QUIET inline void stray(bool& value, unsigned byte) {
+  if (byte) value = byte & 0x80;
 }
 }  // namespace fr
 

@@ -99,6 +99,9 @@ class _Options(ctypes.Structure):
         ("reversed", ctypes.c_uint32),
         ("may_be_infinite", ctypes.c_uint32),
         ("may_be_nan", ctypes.c_uint32),
+        ("stray_bytes", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+        ("strays_of", ctypes.c_uint64),
         ("launch_begin", ctypes.c_uint64),
         ("launch_end", ctypes.c_uint64),
         ("source", ctypes.c_char_p),
@@ -125,6 +128,8 @@ class Options(NamedTuple):
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: where it hangs.
         cuda: ops on the CPU take their implementations in CUDA.
+        strays: what lanes get from others that are not there, by one operation: its place, and
+            each byte.
     """
 
     unwritten: bool = True
@@ -137,6 +142,7 @@ class Options(NamedTuple):
     sample: int | None = None
     seconds: float | None = None
     cuda: bool = False
+    strays: tuple[int, int] = (0, 0)
 
 
 class Watched(NamedTuple):
@@ -224,6 +230,7 @@ def run(
         wanted = _Options(
             any(options[:4]), options.races, options.uninitialised, options.floats,
             options.same_values, options.reversed, *_not_finite(spec.kernel, known),
+            options.strays[1], 0, options.strays[0],
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
         count = ctypes.c_uint(len(arrays))

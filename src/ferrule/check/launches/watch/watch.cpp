@@ -191,11 +191,13 @@ HOOK void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, uns
   if (flags & TO_THREADGROUP) w.simd_shared[simdgroup] = w.epoch;
 }
 
-HOOK void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation) {
+HOOK unsigned fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation) {
+  if (w.options.stray_bytes) return offset(w.operation[thread]) == w.options.strays_of ? w.options.stray_bytes : 0;
   if (watch_event* e = add(LANE, -1, w.operation[thread])) {
     e->thread = thread, e->value[0] = from, e->value[1] = lanes;
     copy_text(e->text, operation);
   }
+  return 0;
 }
 
 HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes, unsigned long item,
