@@ -1,12 +1,11 @@
-"""Lanes that read from one that is not there get anything: a bug where a result depends on it.
+"""Values that are wrong only where a result depends on them: with others it is another.
 
-A sum by `simd_shuffle_down` in 16 lanes adds what nobody has, to the sums of lanes that nobody
-reads.
+A lane that reads from one that is not there gets anything; a sum by `simd_shuffle_down` in 16 lanes
+adds that to the sums of lanes that nobody reads. A half becomes infinite, and a minimum follows.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ..kernel import Kernel
@@ -15,9 +14,11 @@ from ..spec import Facts, Launch, Spec
 from .launches import watched
 from .launches.instrument import Instrumented
 from .launches.watched import KINDS, Event, Options, Result
-from .stress import bytes_of, matter
+from .stress import bytes_of, changes
 
-_MOVES = re.compile(r"shuffle|broadcast|shfl")
+# What is tried instead. Each byte of a lane's value: large in every type, large below zero, NaN.
+_OTHERS = {"LANE": (0x7B, 0xFB, 0xFF), "HALF_OVERFLOW": (1,)}
+_MOST = 8  # events of a launch that are looked at: it runs again for each
 
 
 def run(
@@ -28,29 +29,27 @@ def run(
     launch: Launch,
     options: Options,
 ) -> Result:
-    """Run a launch, as `watched.run` does; without events of lanes that nothing depends on."""
-    if not _may_move(spec.kernel):
-        return watched.run(kernel, spec, inputs, outputs, launch, options)
+    """Run a launch, as `watched.run` does, without such events that no result depends on."""
     before = bytes_of(outputs)
     result = watched.run(kernel, spec, inputs, outputs, launch, options)
-    if result.status or result.stopped:
+    asked = [event for event in result.events if KINDS[event.kind] in _OTHERS][:_MOST]
+    if not asked or result.status or result.stopped or _prints(spec.kernel):
         return result
     quick = options._replace(unwritten=False, races=False, uninitialised=False, floats=False)
 
-    def depends(event: Event) -> bool:
-        def again(others: Sequence[Facts], byte: int) -> bool:
-            changed = quick._replace(strays=(event.pc, byte))
+    def matters(event: Event) -> bool:
+        def again(others: Sequence[Facts], value: int) -> bool:
+            changed = quick._replace(strays=(event.pc, value))
             ran = watched.run(kernel, spec, inputs, others, launch, changed)
             return not (ran.status or ran.stopped)
 
-        return matter(outputs, before, again)
+        return changes(outputs, before, again, _OTHERS[KINDS[event.kind]])
 
-    events = [event for event in result.events if KINDS[event.kind] != "LANE" or depends(event)]
-    return result._replace(events=events)
+    idle = [event for event in asked if not matters(event)]
+    return result._replace(events=[event for event in result.events if event not in idle])
 
 
-def _may_move(kernel: Kernel) -> bool:
-    """Whether lanes read from others; what prints would do so again."""
-    text = f"{kernel.header}\n{kernel.source}"
+def _prints(kernel: Kernel) -> bool:
+    """What prints would do so again."""
     words = printing.CUDA if kernel.language == "cuda" else printing.METAL
-    return _MOVES.search(text) is not None and not printing.prints(text, words)
+    return printing.prints(f"{kernel.header}\n{kernel.source}", words)

@@ -15,8 +15,6 @@ from ..spec import Facts, Launch
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 # What sums of floats in another order may differ by, of the largest number.
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8}
-# Each byte of values that are anything: large in every type, large below zero, and NaN.
-_ANYTHING = (0x7B, 0xFB, 0xFF)
 
 
 def bytes_of(facts: Sequence[Facts]) -> list[Bytes]:
@@ -67,20 +65,24 @@ def differences(
                 yield f"output {name}[{at}] is {first}, and {what} it is {second}."
 
 
-def matter(
-    outputs: Sequence[Facts], before: Sequence[Bytes], run: Callable[[Sequence[Facts], int], bool]
+def changes(
+    outputs: Sequence[Facts],
+    before: Sequence[Bytes],
+    run: Callable[[Sequence[Facts], int], bool],
+    values: Sequence[int],
 ) -> bool:
-    """Whether results depend on values that are anything.
+    """Whether results change with a value that an operation gives.
 
     Args:
         outputs: row-contiguous arrays, as the launch left them.
         before: what was in their memory before it.
-        run: runs it with other outputs, and these bytes as the values; False where it does not end.
+        run: runs it with other outputs and one of the values; False where it does not end.
+        values: other values.
     """
     expected = bytes_of(outputs)
-    for byte in _ANYTHING:
-        copies = [values.copy() for values in before]
-        if not run(_in(copies, outputs), byte) or not all(map(np.array_equal, copies, expected)):
+    for value in values:
+        copies = [kept.copy() for kept in before]
+        if not run(_in(copies, outputs), value) or not all(map(np.array_equal, copies, expected)):
             return True
     return False
 

@@ -28,7 +28,7 @@ FR_WATCH unsigned fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, 
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
                                unsigned long item, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
-FR_WATCH void fr_watch_half(float value);
+FR_WATCH bool fr_watch_half(float value);  // becomes infinite; true: the largest number shall be taken instead
 FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_made(float value);  // not finite, by a function of numbers that are
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller

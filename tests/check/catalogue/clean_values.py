@@ -258,6 +258,22 @@ y[i] = half(min(x[i] * 2000.0f, 65504.0f));
         lambda x: np.minimum(x * 2000, 65504).astype(np.float16),
     ),
     Case(
+        "half_beyond_its_end_that_nothing_keeps",
+        """\
+uint i = thread_position_in_grid.x;
+half most = min(half(x[i] * 2000.0f), half(65504));
+half masked = half(i % 4) + half(i % 2 ? 0.0f : -1e9f);
+y[i] = most;
+z[i] = exp(float(masked));
+""",
+        lambda: {"x": ramp(64)},
+        "y:float16[64]; z:float32[64]",
+        lambda x: (
+            np.minimum(x * 2000, 65504).astype(np.float16),
+            np.where(x % 2, np.exp(x % 4), 0),
+        ),
+    ),
+    Case(
         "exp_too_small",
         """\
 uint i = thread_position_in_grid.x;

@@ -128,8 +128,8 @@ class Options(NamedTuple):
         sample: at most so many threadgroups run; None: all.
         seconds: after which the launch is ended; None: where it hangs.
         cuda: ops on the CPU take their implementations in CUDA.
-        strays: what lanes get from others that are not there, by one operation: its place, and
-            each byte.
+        strays: what one operation gives instead: its place, and each byte of what lanes get from
+            others that are not there; not 0 where a half shall be its largest number, not infinite.
     """
 
     unwritten: bool = True

@@ -227,9 +227,11 @@ HOOK void fr_watch_unset(const char* name) {
   if (watch_event* e = add(UNSET, -1, CALLER)) copy_text(e->text, name);
 }
 
-HOOK void fr_watch_half(float value) {
-  if (fr_watch_current == NOBODY) return;
+HOOK bool fr_watch_half(float value) {
+  if (fr_watch_current == NOBODY) return false;
+  if (w.options.stray_bytes) return offset(CALLER) == w.options.strays_of;
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
+  return false;
 }
 
 HOOK void fr_watch_made(float value) {
