@@ -28,10 +28,11 @@ def run(
     outputs: Sequence[Facts],
     launch: Launch,
     options: Options,
+    order: Sequence[int] | None = None,
 ) -> Result:
     """Run a launch, as `watched.run` does, without such events that no result depends on."""
     before = bytes_of(outputs)
-    result = watched.run(kernel, spec, inputs, outputs, launch, options)
+    result = watched.run(kernel, spec, inputs, outputs, launch, options, order)
     asked = [event for event in result.events if KINDS[event.kind] in _OTHERS][:_MOST]
     if not asked or result.status or result.stopped or _prints(spec.kernel):
         return result
@@ -40,7 +41,7 @@ def run(
     def matters(event: Event) -> bool:
         def again(others: Sequence[Facts], value: int) -> bool:
             changed = quick._replace(strays=(event.pc, value))
-            ran = watched.run(kernel, spec, inputs, others, launch, changed)
+            ran = watched.run(kernel, spec, inputs, others, launch, changed, order)
             return not (ran.status or ran.stopped)
 
         return changes(outputs, before, again, _OTHERS[KINDS[event.kind]])

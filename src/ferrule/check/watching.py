@@ -167,7 +167,7 @@ class Watch:
         def run(made: UnitLaunch, function: str) -> None:
             kernel = instrumented_unit(spec, function)
             call = made.spec, made.inputs, made.outputs, made.launch
-            result = watched.run(kernel, *call, self.options, made.order)
+            result = strays.run(kernel, *call, self.options, made.order)
             found = _Reader(made.spec, kernel, *call[1:], result).findings()
             found = [finding for finding in found if alone or finding.kind != "unwritten"]
             self._keep(made.spec, made.launch, result, found)
