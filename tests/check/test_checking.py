@@ -231,6 +231,19 @@ def test_what_the_author_writes_is_not_made(body: str) -> None:
     assert not kernel(f"uint i = thread_position_in_grid.x; {body}").check(**call())
 
 
+def test_arrays_that_are_absent_look_as_without_a_check() -> None:
+    look = ferrule.op(
+        "look", "x[N]:float32, b[N,M]:float32?, n[N,M]:int32 -> y[4]:int32",
+        metal="y[0] = b_ndim; y[1] = b_shape[0]; y[2] = int(b_strides[0]); y[3] = has_b;",
+        grid=1, threadgroup=1,
+    )  # fmt: skip
+    given = np.ones(2, np.float32), None, np.ones((2, 3), np.int32)
+    unchecked = look(*given)
+    with ferrule.checking() as findings:
+        np.testing.assert_array_equal(look(*given), unchecked)
+    assert not findings
+
+
 def test_two_threads_check_at_once() -> None:
     found: dict[int, Any] = {}
     both = threading.Barrier(2)

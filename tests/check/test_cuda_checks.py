@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "source"))
 from cuda_bodies import BODIES, Body
 
 # What is found in bodies that are tested for what a GPU does, whatever that is good for.
-TRUE = {"a short warp": ["lanes"], "products of words": ["arithmetic"]}
+TRUE = {"products of words": ["arithmetic"]}
 
 
 def called(bug: Bug, library: str = "numpy") -> tuple[Any, dict[str, Any]]:

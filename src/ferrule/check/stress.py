@@ -1,4 +1,5 @@
-"""The same launch in other orders and other threadgroups: its results should be the same."""
+"""The same launch again, in other orders and other threadgroups, and with other values where none
+is defined: its results should be the same."""
 
 from __future__ import annotations
 
@@ -56,16 +57,41 @@ def differences(
     expected = bytes_of(outputs)
     for what, other, reverse in variants(launch):
         copies = [values.copy() for values in before]
-        facts = [
-            fact._replace(pointer=copy.ctypes.data)
-            for fact, copy in zip(outputs, copies, strict=True)
-        ]
-        run(facts, other, reverse)
+        run(_in(copies, outputs), other, reverse)
         names = kernel.output_names
         for name, fact, mine, theirs in zip(names, outputs, expected, copies, strict=True):
             if (told := _difference(fact.dtype, mine, theirs)) is not None:
                 at, first, second = told
                 yield f"output {name}[{at}] is {first}, and {what} it is {second}."
+
+
+def changes(
+    outputs: Sequence[Facts],
+    before: Sequence[Bytes],
+    run: Callable[[Sequence[Facts], int], bool],
+    values: Sequence[int],
+) -> bool:
+    """Whether results change with a value that an operation gives.
+
+    Args:
+        outputs: row-contiguous arrays, as the launch left them.
+        before: what was in their memory before it.
+        run: runs it with other outputs and one of the values; False where it does not end.
+        values: other values.
+    """
+    expected = bytes_of(outputs)
+    for value in values:
+        copies = [kept.copy() for kept in before]
+        if not run(_in(copies, outputs), value) or not all(map(np.array_equal, copies, expected)):
+            return True
+    return False
+
+
+def _in(copies: Sequence[Bytes], outputs: Sequence[Facts]) -> list[Facts]:
+    """The outputs in other memory."""
+    return [
+        fact._replace(pointer=copy.ctypes.data) for fact, copy in zip(outputs, copies, strict=True)
+    ]
 
 
 def _difference(dtype: Dtype, mine: Bytes, theirs: Bytes) -> tuple[int, object, object] | None:

@@ -6,6 +6,7 @@ import _thread
 import ctypes
 import re
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from ..source.cuda import on_cpu
 from ..source.unset import as_written
 from ..spec import Facts, Launch, Spec, extent, row_contiguous_strides
 from ..unit import Step, UnitSpec
+from . import strays
 from .gpu import OnGpus
 from .launches import texts, watched
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
@@ -120,7 +122,7 @@ class Watch:
         for remark in kernel.notes:
             self.findings.note(remark)
         before = bytes_of(outputs) if self.options.stress else []
-        result = watched.run(kernel, spec, inputs, outputs, launch, self.options)
+        result = strays.run(kernel, spec, inputs, outputs, launch, self.options)
         reader = _Reader(spec, kernel, inputs, outputs, launch, result)
         found = reader.findings()
         if self.options.stress:
@@ -189,7 +191,7 @@ class Watch:
         def run(made: UnitLaunch, function: str) -> None:
             kernel = instrumented_unit(spec, function)
             call = made.spec, made.inputs, made.outputs, made.launch
-            result = watched.run(kernel, *call, self.options, made.order)
+            result = strays.run(kernel, *call, self.options, made.order)
             found = _Reader(made.spec, kernel, *call[1:], result).findings()
             found = [finding for finding in found if alone or finding.kind != "unwritten"]
             self._keep(made.spec, made.launch, result, found)
@@ -252,7 +254,8 @@ class Watch:
         )
 
 
-_kept: list[Any] = []  # C may still call what a call on another thread was given
+# C may still call what a call on another thread was given: as long as it has the launch's entry.
+_kept: deque[Any] = deque(maxlen=4096)
 
 
 class _Reader:

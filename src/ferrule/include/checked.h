@@ -23,11 +23,12 @@ FR_WATCH void fr_watch_barrier(unsigned long place, unsigned flags, const void* 
 FR_WATCH void fr_watch_release(const unsigned char* states, unsigned long stride, unsigned threads, unsigned char done);
 FR_WATCH void fr_watch_operation(const void* caller);
 FR_WATCH void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, unsigned flags);
-FR_WATCH void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
+// A lane reads one that is not there. What it gets instead of its own value: each byte, or 0.
+FR_WATCH unsigned fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation);
 FR_WATCH void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes,
                                unsigned long item, int floats);
 FR_WATCH void fr_watch_shift(unsigned bits, long count);
-FR_WATCH void fr_watch_half(float value);
+FR_WATCH bool fr_watch_half(float value);  // becomes infinite; true: the largest number shall be taken instead
 FR_WATCH void fr_watch_unset(const char* name);
 FR_WATCH void fr_watch_unset_element(const char* name, unsigned long index, unsigned long row);  // row: its length; 0
 FR_WATCH void fr_watch_row(const char* name, unsigned long index);  // of `name[…][index]`, which has so many
@@ -35,7 +36,7 @@ FR_WATCH void fr_watch_row(const char* name, unsigned long index);  // of `name[
 FR_WATCH void fr_watch_made(float value, unsigned operands, float first, float second);
 FR_WATCH void fr_watch_range(const void* at, unsigned long bytes, int write);  // that a function accesses for its caller
 // Of threads in CUDA (cuda_cpu_lanes.h and others).
-FR_WATCH void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
+FR_WATCH unsigned fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes);
 FR_WATCH void fr_watch_warp(unsigned first, unsigned mask, unsigned absent);
 FR_WATCH unsigned fr_watch_open_barrier();  // the time at which it opens
 FR_WATCH void fr_watch_passed_barrier(unsigned time);
@@ -117,6 +118,14 @@ template <class A, unsigned K, class I> FR_ASKED I fr_in_row(I index, const char
     if (static_cast<unsigned long>(index) == length) fr_watch_row(name, length);
   }
   return index;
+}
+
+// What a lane got from one that is not there, of what fr_watch_lane says.
+template <class T> FR_QUIET void stray(T& value, unsigned byte) {
+  if (byte) __builtin_memset(static_cast<void*>(&value), int(byte), sizeof value);
+}
+FR_QUIET inline void stray(bool& value, unsigned byte) {
+  if (byte) value = byte & 0x80;
 }
 }  // namespace fr
 

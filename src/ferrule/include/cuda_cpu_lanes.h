@@ -33,13 +33,14 @@ enum what {
 };
 
 // Something is wrong with a lane of the warp that runs, and `other`, which waits for it or is read by it.
-FR_FN void wrong_lane(what which, unsigned lane, unsigned other, here at) {
+FR_FN unsigned wrong_lane(what which, unsigned lane, unsigned other, here at) {
 #if defined(FR_CHECKED)
   (void)at;
-  fr_watch_lanes(which, fr_fibers->first + lane, other, fr_fibers->count);
+  return fr_watch_lanes(which, fr_fibers->first + lane, other, fr_fibers->count);
 #else
   (void)which, (void)lane, (void)other, (void)at;
   FR_ON_LANES(which, lane, at);
+  return 0;
 #endif
 }
 

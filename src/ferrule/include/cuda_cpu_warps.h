@@ -160,6 +160,14 @@ struct op_match {
     }
   }
 };
+// What a lane got from one that is not there.
+template <class T> void gone(T& value, unsigned byte) {
+#if defined(FR_CHECKED)
+  stray(value, byte);
+#else
+  (void)value, (void)byte;
+#endif
+}
 template <class T> struct moved {
   T value;
   int from;  // a lane; less than 0: its own
@@ -172,7 +180,7 @@ struct op_shuffle {
     for (unsigned i = 0; i < 32; ++i) {
       if (!(mask >> i & 1) || v[i].from < 0) continue;
       if (mask >> v[i].from & 1) v[i].value = old[v[i].from];
-      else wrong_lane(LANE_NOT_THERE, i, unsigned(v[i].from), at);
+      else gone(v[i].value, wrong_lane(LANE_NOT_THERE, i, unsigned(v[i].from), at));
     }
   }
 };

@@ -397,13 +397,16 @@ FR_QUIET inline void order_lanes(unsigned mask, void*** operands) {
 // Of a move of values between lanes: each lane must read from one that takes part.
 #if defined(FR_CHECKED)
 #define FR_LANES(PREFIX, LANES, NAME, SOURCE)                                             \
+  unsigned gone[32] = {};                                                                 \
   for (unsigned i = 0; i < 32; ++i) {                                                     \
     if (!has_lane(mask, i)) continue;                                                     \
     const unsigned w = LANES - 1, j = i & w, d = lanes::at(k.at, i), s = unsigned(SOURCE); \
     const bool stays = may_leave(#NAME) && s >= LANES;                                    \
     if (!stays && (s >= LANES || !has_lane(mask, (i & ~w) + s)))                          \
-      fr_watch_lane(fr_fibers->first + i, s, fr_fibers->count, #PREFIX "_" #NAME);        \
+      gone[i] = fr_watch_lane(fr_fibers->first + i, s, fr_fibers->count, #PREFIX "_" #NAME); \
   }
+#define FR_GONE(AT) \
+  for (unsigned i = 0; i < 32; ++i) stray(AT[i], gone[i]);
 // At the group's end a shift leaves lanes their own values.
 constexpr bool may_leave(const char* name) {
   for (unsigned i = 0; i < 8; ++i)
@@ -413,6 +416,7 @@ constexpr bool may_leave(const char* name) {
 static_assert(may_leave("shuffle_up") && may_leave("shuffle_down") && !may_leave("shuffle_xor"), "by their names");
 #else
 #define FR_LANES(PREFIX, LANES, NAME, SOURCE)
+#define FR_GONE(AT)
 #endif
 
 namespace metal {
@@ -439,6 +443,7 @@ FR_OPERATIONS(simd, 32) FR_OPERATIONS(quad, 4)
       const operand<unsigned> k(mask, o, 1);                                       \
       FR_LANES(PREFIX, LANES, NAME, SOURCE)                                        \
       lanes::NAME<LANES>(t.at, k.at, mask);                                        \
+      FR_GONE(t.at)                                                                \
       t.back(mask, o);                                                             \
     });                                                                            \
     return v;                                                                      \

@@ -212,7 +212,8 @@ FR_FN constexpr float half_to_float_bits(uint16_t h) {
 FR_FN constexpr uint16_t float_to_half_bits(float f) {
 #if defined(FR_CHECKED)
   const float magnitude = f < 0 ? -f : f;
-  if (!__builtin_is_constant_evaluated() && magnitude >= 65520.0f && magnitude <= 3.40282347e38f) fr_watch_half(f);
+  if (!__builtin_is_constant_evaluated() && magnitude >= 65520.0f && magnitude <= 3.40282347e38f && fr_watch_half(f))
+    f = f < 0 ? -65504.0f : 65504.0f;
 #endif
   int32_t u = __builtin_bit_cast(int32_t, f);
   int32_t x = u & 0x7fffffff;

@@ -195,6 +195,26 @@ if (last) y[l] = l < 4 ? partial[l] : 0.0f;
         threadgroup=32,
         init_value=0,
     ),
+    Case(
+        "flags_of_many_threadgroups",
+        """\
+uint g = threadgroup_position_in_grid.x;
+device atomic_uint* flags = (device atomic_uint*)done;
+part[g] = x[g];
+atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+atomic_store_explicit(&flags[g], 1u, memory_order_relaxed);
+if (g < 256) return;
+while (atomic_load_explicit(&flags[g - 256], memory_order_relaxed) == 0u) {}
+atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);
+y[g - 256] = part[g - 256];
+""",
+        lambda: {"x": ramp(300)},
+        "part:float32[300]; done:uint32[300]; y:float32[44]",
+        lambda x: (x, np.ones(300), x[:44]),
+        grid=300,
+        threadgroup=1,
+        init_value=0,
+    ),
 ]
 
 BARRIERS = [

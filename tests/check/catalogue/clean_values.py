@@ -95,6 +95,31 @@ y[i] = s;
         grid=48,
     ),
     Case(
+        "sum_by_shuffle_down_of_sixteen",
+        """\
+uint i = thread_position_in_grid.x;
+float s = x[i];
+for (ushort d = 8; d > 0; d /= 2) s += simd_shuffle_down(s, d);
+if (i == 0) y[0] = s;
+""",
+        lambda: {"x": ramp(16)},
+        "y:float32[1]",
+        lambda x: x.sum(keepdims=True),
+        grid=16,
+    ),
+    Case(
+        "neighbour_where_there_is_one",
+        """\
+uint i = thread_position_in_grid.x, n = x_shape[0];
+if (i >= n) return;
+float right = simd_shuffle_down(x[i], 1);
+y[i] = i % 32 != 31 && i + 1 < n ? right - x[i] : 0.0f;
+""",
+        lambda: {"x": ramp(45)},
+        "y:float32[45]",
+        lambda x: [float(i not in (31, 44)) for i in range(45)],
+    ),
+    Case(
         "shuffle_inside_one_side_of_a_branch",
         """\
 uint i = thread_position_in_grid.x, l = thread_index_in_simdgroup;
@@ -231,6 +256,22 @@ y[i] = half(min(x[i] * 2000.0f, 65504.0f));
         lambda: {"x": ramp(64)},
         "y:float16[64]",
         lambda x: np.minimum(x * 2000, 65504).astype(np.float16),
+    ),
+    Case(
+        "half_beyond_its_end_that_nothing_keeps",
+        """\
+uint i = thread_position_in_grid.x;
+half most = min(half(x[i] * 2000.0f), half(65504));
+half masked = half(i % 4) + half(i % 2 ? 0.0f : -1e9f);
+y[i] = most;
+z[i] = exp(float(masked));
+""",
+        lambda: {"x": ramp(64)},
+        "y:float16[64]; z:float32[64]",
+        lambda x: (
+            np.minimum(x * 2000, 65504).astype(np.float16),
+            np.where(x % 2, np.exp(x % 4), 0),
+        ),
     ),
     Case(
         "exp_too_small",

@@ -101,6 +101,9 @@ class _Options(ctypes.Structure):
         ("reversed", ctypes.c_uint32),
         ("may_be_infinite", ctypes.c_uint32),
         ("may_be_nan", ctypes.c_uint32),
+        ("stray_bytes", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+        ("strays_of", ctypes.c_uint64),
         ("launch_begin", ctypes.c_uint64),
         ("launch_end", ctypes.c_uint64),
         ("source", ctypes.c_char_p),
@@ -128,6 +131,8 @@ class Options(NamedTuple):
         seconds: after which the launch is ended; None: where it hangs.
         cuda: ops on the CPU take their implementations in CUDA.
         gpu: Metal bodies with arrays on a GPU run there, and count.
+        strays: what one operation gives instead: its place, and each byte of what lanes get from
+            others that are not there; not 0 where a half shall be its largest number, not infinite.
     """
 
     unwritten: bool = True
@@ -141,6 +146,7 @@ class Options(NamedTuple):
     seconds: float | None = None
     cuda: bool = False
     gpu: bool = False
+    strays: tuple[int, int] = (0, 0)
 
 
 class Watched(NamedTuple):
@@ -214,21 +220,22 @@ def run(
     Raises:
         DeviceError: there is no memory for it.
     """
-    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
     groups = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
     units = _units(math.prod(groups), options.sample)
+    block = _Block(spec, inputs, outputs, launch, groups, order)  # absent arrays have shapes, too
+    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
     with _lock:
         filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
         filled += [True] * launch.in_place
         arrays, copies = _arrays(spec, inputs, outputs, filled)
         table = _table(arrays)
-        block = _Block(spec, inputs, outputs, launch, groups, order)
         watch = kernel.library
         known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
         wanted = _Options(
             any(options[:4]), options.races, options.uninitialised, options.floats,
             options.same_values, options.reversed,
             *(_not_finite(spec.kernel, known) if options.floats else (3, True)),
+            options.strays[1], 0, options.strays[0],
             block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
         )  # fmt: skip
         count = ctypes.c_uint(len(arrays))

@@ -206,14 +206,18 @@ void access_range(uintptr_t address, uint64_t size, bool write, uintptr_t pc) {
 }
 
 // What this thread did before a fence is ordered before what others do who read its atomic afterwards.
+// Where several atomics have one place in the table, what one was told the others are, too.
 void pass_on(uintptr_t address) {
+  constexpr uintptr_t SEVERAL = 1;
   auto& p = w.published[(address >> 2) % 256];
   uint32_t& mine = w.acquired_by[fr_watch_current];
-  if (p.address == address && p.epoch > w.acquired) w.acquired = p.epoch;
-  if (p.address == address && p.epoch > mine) mine = p.epoch;
+  const bool known = p.address == address || p.address == SEVERAL;
+  if (known && p.epoch > w.acquired) w.acquired = p.epoch;
+  if (known && p.epoch > mine) mine = p.epoch;
   const uint32_t own = w.fenced[fr_watch_current], released = own > w.released ? own : w.released;
   if (!released) return;
-  if (p.address != address || p.epoch < released) p.address = address, p.epoch = released;
+  p.address = known ? p.address : p.address ? SEVERAL : address;
+  if (p.epoch < released) p.epoch = released;
 }
 
 void atomic_access(uintptr_t address, unsigned size, bool read, bool write, uintptr_t pc) {

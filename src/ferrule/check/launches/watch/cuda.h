@@ -13,20 +13,22 @@ constexpr unsigned SHARED_BITS = 24, SHARED_MIDDLE = 1u << (SHARED_BITS - 1);
 }  // namespace
 
 // `other`: which waits for the lane, or is read by it; its number in the simdgroup.
-HOOK void fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes) {
+HOOK unsigned fr_watch_lanes(unsigned what, unsigned thread, unsigned other, unsigned lanes) {
   const unsigned first = thread / 32 * 32;
   const bool waits = what == LANE_DOES_NOT_COME || what == LANE_NOT_AT_BARRIER;
   const unsigned who = waits && other < 32 ? first + other : thread;
   const uintptr_t pc = fr_watch_current == NOBODY ? w.operation[who] : CALLER;
+  if (w.options.stray_bytes) return what == LANE_NOT_THERE && offset(pc) == w.options.strays_of ? w.options.stray_bytes : 0;
   const watch_kind kind = what == LANE_NOT_NAMED ? NOT_NAMED : what == LANE_NOT_THERE ? LANE
                           : what == LANE_WAITS_FOREVER ? GAVE_UP : what == LANE_NOT_AT_BARRIER || other >= 32 ? DIVERGENCE
                           : ABSENT;
   if (what == LANE_WAITS_FOREVER) w.left[thread] = true, ++w.ended;
   watch_event* e = add(kind, -1, pc);
-  if (!e) return;
+  if (!e) return 0;
   e->thread = who, e->other_thread = thread, e->other_threads = w.threads;
   e->value[0] = what == LANE_NOT_AT_BARRIER ? 2 : kind == DIVERGENCE ? 3 : other;
   e->value[1] = lanes;
+  return 0;
 }
 
 // A barrier of some lanes: each knows then what any of them did, or knew. `absent`: lanes that run, and are none of

@@ -71,6 +71,10 @@ struct watch_options {
   uint32_t reversed;
   uint32_t may_be_infinite, may_be_nan;  // an input is, or the author writes it: then so may outputs be. Of
                                          // infinities a bit for each sign: 1 positive, 2 negative
+  // What one operation gives instead: each byte of what lanes get from others that are not there, or, not 0, a
+  // half's largest number for an infinity.
+  uint32_t stray_bytes, unused;
+  uint64_t strays_of;
   uint64_t launch_begin, launch_end;     // memory of what the entry is given
   const char *source, *header;           // as the author wrote them
 };

@@ -193,11 +193,13 @@ HOOK void fr_watch_simd_fence(unsigned first, unsigned count, unsigned mask, uns
   if (flags & TO_THREADGROUP) w.simd_shared[simdgroup] = w.epoch;
 }
 
-HOOK void fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation) {
+HOOK unsigned fr_watch_lane(unsigned thread, unsigned from, unsigned lanes, const char* operation) {
+  if (w.options.stray_bytes) return offset(w.operation[thread]) == w.options.strays_of ? w.options.stray_bytes : 0;
   if (watch_event* e = add(LANE, -1, w.operation[thread])) {
     e->thread = thread, e->value[0] = from, e->value[1] = lanes;
     copy_text(e->text, operation);
   }
+  return 0;
 }
 
 HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, unsigned long bytes, unsigned long item,
@@ -235,9 +237,11 @@ HOOK void fr_watch_unset_element(const char* name, unsigned long index, unsigned
   else snprintf(e->text, TEXT, "%s[%lu]", name, index);
 }
 
-HOOK void fr_watch_half(float value) {
-  if (fr_watch_current == NOBODY) return;
+HOOK bool fr_watch_half(float value) {
+  if (fr_watch_current == NOBODY) return false;
+  if (w.options.stray_bytes) return offset(CALLER) == w.options.strays_of;
   if (watch_event* e = add(HALF_OVERFLOW, -1, CALLER)) memcpy(&e->value[0], &value, 4);
+  return false;
 }
 
 HOOK void fr_watch_made(float value, unsigned operands, float first, float second) {
