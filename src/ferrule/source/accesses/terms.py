@@ -248,13 +248,13 @@ def _by(a: Term, b: Term, up: bool) -> tuple[Term, Term] | None:
     return add(*multiples, fdiv(left, b)), fmod(left, b)
 
 
-def _without(a: Term, b: Term) -> Term | None:
+def without(a: Term, b: Term) -> Term | None:
     """``a / b`` of a product that has ``b`` as a factor."""
     if a is b:
         return const(1)
     if a.op == "mul":
         for x, y in (a.args, a.args[::-1]):
-            if (rest := _without(x, b)) is not None:
+            if (rest := without(x, b)) is not None:
                 return mul(rest, y)
     return None
 
@@ -266,7 +266,7 @@ def _parts(a: Term, b: Term) -> tuple[Term, Term] | None:
     multiples: list[Term] = []
     rest: list[Term] = []
     for part in a.args if a.op == "add" else (a,):
-        multiple = _without(part, b)
+        multiple = without(part, b)
         (rest if multiple is None else multiples).append(part if multiple is None else multiple)
     if (
         not multiples
