@@ -22,12 +22,14 @@ class Case(NamedTuple):
         free: dims that may be 0 or not, which narrower cases settle.
         parted: dims that narrower cases write as a multiple and what is left, and of what.
         divisors: of each dim, what always divides it.
+        facts: those that may say that dims are equal.
     """
 
     by: Mapping[Term, Term]
     free: tuple[Term, ...]
     parted: Mapping[Term, int]
     divisors: Mapping[Term, int]
+    facts: tuple[Term, ...] = ()
 
     @property
     def is_wide(self) -> bool:
@@ -60,8 +62,20 @@ class Case(NamedTuple):
             zero = {**self.by, **above, dim: terms.const(0)}
             later.append(self._replace(by=zero, free=self.free[i + 1 :]))
             above[dim] = self._above_zero(dim)
-        yield self._replace(by={**self.by, **above}, free=())
+        yield self._replace(by=self._equal({**self.by, **above}), free=())
         yield from later
+
+    def _equal(self, by: dict[Term, Term]) -> dict[Term, Term]:
+        """The same dims, where those are one of which a fact says that they are equal."""
+        for fact in self.facts:
+            known = terms.replaced(fact, by)
+            if known.op == "eq" and all(side.op == "symbol" for side in known.args):
+                one, other = known.args
+                ends = (max(one.low or 0, other.low or 0), min(one.high or 0, other.high or 0))
+                both = terms.symbol(str(one.value), *ends)
+                by = {dim: terms.replaced(term, {one: both, other: both})
+                      for dim, term in by.items()}  # fmt: skip
+        return by
 
     def _above_zero(self, dim: Term) -> Term:
         by = self.divisors[dim]
@@ -74,8 +88,15 @@ def cases_of(call: Call) -> list[Case]:
     """All sizes of a call: none is 0, or one of them is."""
     dims = tuple(d.term for d in call.domains if d.kind == "dim")
     divisors = {dim: _divisor(dim, call.facts) for dim in dims}
-    whole = Case({}, dims, _parted(call, divisors), divisors)
+    equal = tuple(f for f in call.facts if f.leaves <= {*dims} and _may_be_equal(f))
+    whole = Case({}, dims, _parted(call, divisors), divisors, equal)
     return whole.narrower() or [whole]
+
+
+def _may_be_equal(fact: Term) -> bool:
+    """Whether a fact has an equation of two dims."""
+    return any(t.op == "eq" and all(a.op == "symbol" for a in t.args)
+               for t in terms.subterms(fact))  # fmt: skip
 
 
 def _divisor(dim: Term, facts: Sequence[Term]) -> int:

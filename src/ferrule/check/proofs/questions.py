@@ -164,7 +164,8 @@ class Questions:
             sizes |= _by_name(question.values(model))
             tries.append({name: evaluate(term, sizes) for name, term in dims.items()})
         tries += self._large(list(dims))
-        for fixed in tries[:60]:
+        for sizes in tries[:60]:
+            fixed = {**sizes, **self.call.ranks}
             if not effort.left:
                 return None
             again = Question(fixed)

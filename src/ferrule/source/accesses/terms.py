@@ -118,8 +118,10 @@ def counter(high: int | None = None) -> Term:
     return _term("counter", value=next(_COUNT), low=0, high=high)
 
 
-def data(array: str, index: Term, kind: Kind) -> Term:
-    """An element of an input of integers."""
+def data(array: str, index: Term, kind: Kind | None, *more: Term) -> Term:
+    """An element of an input of integers; of no kind, a number that is not negative."""
+    if kind is None:
+        return _term("data", index, *more, value=array, low=0)
     if kind.bits == 1:
         return _term("data", index, value=array, high=False)
     return _term("data", index, value=array, low=kind.least, high=kind.most)
