@@ -4,15 +4,20 @@ elements of any type."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ferrule
 from ferrule.check.proofs.prove import Proof, prove
+from ferrule.check.proofs.ranks import broadcast_facts
+from ferrule.source.accesses import terms
+from ferrule.source.accesses.evaluation import evaluate
 
 pytest.importorskip("z3")
 
@@ -267,3 +272,55 @@ def test_most_loops_that_are_right_are_proved() -> None:
         body = f"ulong product = 1;\nfor ({loop}) product *= x_shape[d];\ny[0] = w[product - 1];"
         found = proof(rule, body, "min(x.size, 1)", 1)
         assert found.bounds.status == "proved", (rule, body, str(found))
+
+
+# -- dims that broadcast ---------------------------------------------------------------------------
+
+BOTH = "x[*S]:T, w[*R]:T -> y[*broadcast(S,R)]:T"
+ROWS_OF_BOTH = (
+    "x[*S,N]:T, w[*R,N]:T -> y[*broadcast(S,R),N]:T",
+    "uint2 p = thread_position_in_grid.xy;\n"
+    "y[p.y * N + p.x] = x[p.y % uint(S_size) * N + p.x] * w[p.y % uint(R_size) * N + p.x];",
+    ("N", "y.size // max(N, 1)"),
+)
+
+
+def test_broadcast() -> None:
+    found = proof(BOTH, I + "y[i] = x[i % uint(S_size)] + w[i % uint(R_size)];", "y.size")
+    assert found.proved, str(found)
+    found = proof(*ROWS_OF_BOTH)
+    assert found.proved, str(found)
+
+
+# What holds where each of both has one dim, and what does not.
+BROADCAST = {
+    "either is 1, or both are as long": ("bounds", "y[i] = x[S_size == 1 ? 0 : i];", "y.size"),
+    "as long as the longer one": ("coverage", "y[i] = 0;", "max(x.size, w.size)"),
+    "the product": ("bounds", "y[i] = 0;", "x.size * w.size"),
+    "the first": ("bounds", "y[i] = x[0];", "y.size + 1"),
+    "the longer one": ("bounds", "y[i] = x[i];", "y.size"),
+    "what both have": ("coverage", "if (i < S_size && i < R_size) y[i] = x[i];", "y.size"),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_broadcast_that_is_wrong(name: str) -> None:
+    which, body, grid = BROADCAST[name]
+    found = proof(BOTH, I + body, grid)
+    assert getattr(found, which).status != "proved", str(found)
+
+
+def test_facts_of_broadcast() -> None:
+    """They hold of all small shapes."""
+    stars = [terms.symbol(f"{n}_size", 0, 99) for n in "SR"]
+    size = terms.symbol("size", 0, 99)
+    facts = broadcast_facts(size, dict(zip(("S.ndim", "R.ndim"), stars, strict=True)))
+    some = [s for many in range(3) for s in itertools.product((0, 1, 2, 3), repeat=many)]
+    for one, other in itertools.product(some, repeat=2):
+        try:
+            both = np.broadcast_shapes(one, other)
+        except ValueError:
+            continue
+        values = {"S.ndim": len(one), "R.ndim": len(other), "size": math.prod(both),
+                  "S_size": math.prod(one), "R_size": math.prod(other)}  # fmt: skip
+        assert all(evaluate(fact, values) for fact in facts), (one, other)

@@ -20,7 +20,7 @@ from ...source.accesses.read import accesses
 from ...source.accesses.terms import Term
 from ...source.cpp import prepare
 from ...spec import MAX_THREADS, Input, Spec
-from .ranks import Ranks
+from .ranks import Ranks, broadcast_facts
 from .sizes import Divisors, OneOf, Size, as_term, on_terms
 
 MOST = 2**31 - 1
@@ -240,8 +240,8 @@ class _Reader:
             sizes: list[Term] = []
             for dim in argument.dims:
                 if isinstance(dim, Broadcast):
-                    raise NotSupported(f"{argument.name} has dims that broadcast: {dim}")
-                if isinstance(dim, Star):
+                    sizes.append(self._broadcast(dim))
+                elif isinstance(dim, Star):
                     sizes.append(self.values[f"{dim.name}_size"].term)
                 else:
                     sizes.append(self.term(dim))
@@ -261,6 +261,16 @@ class _Reader:
             self.values[f"{argument.name}.size"] = Size(length, self.divisors)
             rank = self.ranks.declare(argument, tuple(sizes))
             self.values[f"{argument.name}.ndim"] = Size(rank, self.divisors)
+
+    def _broadcast(self, dim: Broadcast) -> Term:
+        """The product of the dims that several broadcast to."""
+        name = str(dim).removeprefix("*")
+        if name not in self.values:
+            self._size(name, False)
+            of = {f"{n}.ndim": self.values[f"{n}_size"].term for n in dim.names}
+            self.call.facts += broadcast_facts(self.values[name].term, of)
+        size: Term = self.values[name].term
+        return size
 
     def _free_dtypes(self) -> list[str]:
         """The dtype variables that may be any of several."""

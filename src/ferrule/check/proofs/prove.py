@@ -89,10 +89,13 @@ def _of_body(
         return found
     # What an index does of one type of integers may say more than what one of any type does.
     worst: dict[str, Verdict] = {}
+    open_ = [name for name, verdict in found.items() if verdict.status != PROVED]
     for kinds in several:
         for name, verdict in _of_dtypes(op, body, earlier, timeout, most, kinds).items():
             worst[name] = _worse(worst.get(name), verdict)
-    return {name: v if v.status == PROVED else worst[name] for name, v in found.items()}
+        if all(worst[name].status != PROVED for name in open_):
+            break
+    return {name: worst[name] if name in open_ else found[name] for name in found}
 
 
 def _integers(rule: Rule) -> Iterator[dict[str, str]]:

@@ -69,7 +69,12 @@ class Questions:
                 return False
             question = Question()
             most = self.timeout / 4 if case.is_wide else self.timeout
-            model = question.answer(stated, effort, min(most, 1.0) if quick else most)
+            try:
+                model = question.answer(stated, effort, min(most, 1.0) if quick else most)
+            except TooHard:
+                if not quick:
+                    raise
+                return case.by, question, None
             # Products may contradict each other in a model.
             if model is not False and effort.left and not quick and not case.is_wide:
                 real = question.answer(stated, effort, self.timeout / 4, exact=True)

@@ -7,9 +7,9 @@ it is known which.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from ...rules.argument import Argument, Star
+from ...rules.argument import Argument, Broadcast, Star
 from ...source.accesses import terms
 from ...source.accesses.shapes import PRODUCT, SHAPE, STRIDES
 from ...source.accesses.terms import Term
@@ -37,21 +37,22 @@ class Ranks:
             sizes: of its dims; ``*S`` is one of them.
         """
         dims = argument.dims or ()
-        at = next((i for i, dim in enumerate(dims) if isinstance(dim, Star)), None)
+        many = (i for i, dim in enumerate(dims) if isinstance(dim, (Star, Broadcast)))
+        at = next(many, None)
         if at is None:
             rank = terms.const(len(dims))
             self._arrays[argument.name] = _Array(sizes, terms.const(1), (), rank)
             return rank
         star = str(dims[at]).removeprefix("*")
-        many = self._symbol(f"{star}.ndim", 0)
-        none = terms.eq(many, terms.const(0))
+        inner = self._symbol(f"{star}.ndim", 0)
+        none = terms.eq(inner, terms.const(0))
         self.facts.append(terms.or_(terms.not_(none), terms.eq(sizes[at], terms.const(1))))
-        rank = terms.add(many, terms.const(len(dims) - 1))
+        rank = terms.add(inner, terms.const(len(dims) - 1))
         told = rank
         if len(dims) == 1:  # the body is told of one dim where there are none
             told = self._symbol(f"{argument.name}.ndim", 1)
             one = terms.eq(told, terms.const(1))
-            self.facts.append(terms.or_(terms.and_(none, one), terms.eq(told, many)))
+            self.facts.append(terms.or_(terms.and_(none, one), terms.eq(told, inner)))
         self._arrays[argument.name] = _Array(sizes[:at], sizes[at], sizes[at + 1 :], told)
         return rank
 
@@ -90,6 +91,27 @@ class Ranks:
                     value = array.no_zero(value)
             found[leaf] = value
         return found
+
+
+def broadcast_facts(size: Term, of: Mapping[str, Term]) -> list[Term]:
+    """What is known of the product of the dims that several broadcast to.
+
+    Args:
+        of: the products of the dims of each, by the symbols of how many they are.
+    """
+    zero, one = terms.const(0), terms.const(1)
+    none = terms.or_(*(terms.eq(each, zero) for each in of.values()))
+    larger = [terms.le(each, size) for each in of.values()]
+    some = terms.and_(terms.not_(none), terms.lt(zero, size), *larger)
+    facts = [
+        terms.or_(terms.and_(none, terms.eq(size, zero)), some),
+        terms.le(size, _product(tuple(of.values()))),
+    ]
+    # Of one dim, they are that size, or 1.
+    flat = (terms.le(terms.symbol(name, 0, _MOST), one) for name in of)
+    alike = (terms.or_(terms.eq(each, size), terms.eq(each, one)) for each in of.values())
+    among = terms.or_(terms.eq(size, one), *(terms.eq(each, size) for each in of.values()))
+    return [*facts, terms.or_(terms.not_(terms.and_(*flat)), terms.and_(*alike, among))]
 
 
 class _Array:
