@@ -324,3 +324,16 @@ def test_facts_of_broadcast() -> None:
         values = {"S.ndim": len(one), "R.ndim": len(other), "size": math.prod(both),
                   "S_size": math.prod(one), "R_size": math.prod(other)}  # fmt: skip
         assert all(evaluate(fact, values) for fact in facts), (one, other)
+
+
+def test_elem_to_loc_is_a_remainder() -> None:
+    """As the header computes it, of rows without gaps."""
+    for shape in itertools.product((1, 2, 3), repeat=3):
+        strides = [math.prod(shape[d + 1 :]) for d in range(3)]
+        for element in range(60):
+            left, place = element, 0
+            for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+                if left > 0:
+                    place += left % size * stride
+                    left //= size
+            assert place == element % math.prod(shape)

@@ -41,14 +41,14 @@ OF_BYTES = I + (
 )
 PAIRS = I + "y[2 * i] = x[2 * i + 1];\ny[2 * i + 1] = x[2 * i];"
 THREES = (
-    "uint3 p = thread_position_in_grid;\n"
-    "ulong at = ((ulong(p.z) * B + p.y) * C + p.x) * 3;\n"
+    "uint2 p = thread_position_in_grid.xy;\n"
+    "ulong at = (ulong(p.y) * B + p.x) * 3;\n"
     "y[at] = x[at]; y[at + 1] = x[at + 2]; y[at + 2] = x[at + 1];"
 )
 RIGHT = {
     "whole groups": (WHOLE, OF_64, "R * N * 8 // 64"),
     "what is left of rows": (SUMS, OF_BYTES, "s.size"),
-    "threes": ("x[A,B,C,3]:T -> y[A,B,C,3]:T", THREES, ("C", "B", "A")),
+    "threes": ("x[A,B,3]:T -> y[A,B,3]:T", THREES, ("B", "A")),
     "pairs": ("x[N,2]:T -> y[N,2]:T", PAIRS, "N"),
 }  # fmt: skip
 
@@ -72,12 +72,12 @@ WRONG = {
     "one element more": ("bounds", SUMS, OF_BYTES.replace("k < 64", "k < 66"), "s.size"),
     "bytes of longer rows": ("bounds", SUMS, OF_BYTES.replace("i * 32", "i * 33"), "s.size"),
     "rows of fours": (
-        "bounds", RIGHT["threes"][0], THREES.replace("* 3;", "* 4;"), ("C", "B", "A"),
+        "bounds", RIGHT["threes"][0], THREES.replace("* 3;", "* 4;"), ("B", "A"),
     ),
     "another size": (
-        "bounds", RIGHT["threes"][0], THREES.replace("* C +", "* B +"), ("C", "B", "A"),
+        "bounds", RIGHT["threes"][0], THREES.replace("* B +", "* A +"), ("B", "A"),
     ),
-    "a row less": ("coverage", RIGHT["threes"][0], THREES, ("C", "max(B - 1, 0)", "A")),
+    "a row less": ("coverage", RIGHT["threes"][0], THREES, ("max(B - 1, 0)", "A")),
     "pairs that overlap": (
         "races", RIGHT["pairs"][0],
         I + "y[2 * i] = x[2 * i];\nif (i + 1 < N) y[2 * i + 2] = x[2 * i];", "N",
@@ -174,6 +174,18 @@ def test_cases_are_all_sizes() -> None:
                 assert inside, sizes
                 for case in inside:
                     check(case, sizes)
+
+
+EQUAL = "x[A,K]:float32, w[B,K]:float32 -> y[A,K]:float32 where A == B or K == 0"
+OF_EQUAL = "uint2 p = thread_position_in_grid.xy;\ny[p.y * K + p.x] = w[p.y * K + p.x];"
+
+
+def test_dims_that_are_equal() -> None:
+    assert proof(EQUAL, OF_EQUAL, ("K", "A")).proved
+    assert proof(EQUAL, OF_EQUAL, ("K", "B")).proved
+    for where in ("A == B or K == 1", "A == B + 1 or K == 0", "A <= B + 1"):
+        found = proof(EQUAL.replace("A == B or K == 0", where), OF_EQUAL, ("K", "A"))
+        assert found.bounds.status == "counterexample", (where, str(found))
 
 
 def test_effort_is_counted_in_steps() -> None:

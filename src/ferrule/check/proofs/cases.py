@@ -71,7 +71,9 @@ class Case(NamedTuple):
             known = terms.replaced(fact, by)
             if known.op == "eq" and all(side.op == "symbol" for side in known.args):
                 one, other = known.args
-                ends = (max(one.low or 0, other.low or 0), min(one.high or 0, other.high or 0))
+                lows = [side.low for side in known.args if side.low is not None]
+                highs = [side.high for side in known.args if side.high is not None]
+                ends = (max(lows, default=None), min(highs, default=None))
                 both = terms.symbol(str(one.value), *ends)
                 by = {dim: terms.replaced(term, {one: both, other: both})
                       for dim, term in by.items()}  # fmt: skip

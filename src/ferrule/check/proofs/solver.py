@@ -291,14 +291,24 @@ class Question:
                 y = self._monomial(c) if c else z3.IntVal(1)
                 f, ax, cy = (self._monomial(m) for m in (factor, one, other))
                 rules = [
-                    z3.Implies(x <= y, ax <= cy), z3.Implies(y <= x, cy <= ax),
-                    z3.Implies(x < y, ax + f <= cy), z3.Implies(y < x, cy + f <= ax),
+                    self._implied(x, y, ax, cy), self._implied(y, x, cy, ax),
+                    self._implied(x, y, ax + f, cy, less=True),
+                    self._implied(y, x, cy + f, ax, less=True),
                 ]  # fmt: skip
                 if self._is_natural(factor):
                     found += rules
                 else:
                     found.append(z3.Implies(f >= 0, z3.And(*rules)))
         return found
+
+    def _implied(self, x: Any, y: Any, a: Any, b: Any, *, less: bool = False) -> Any:
+        """That ``x <= y``, or ``x < y``, makes ``a <= b``: thousands of these are made, and Z3's
+        operators of Python look at their operands for long."""
+        z3, context = self.z3, x.ctx
+        at, where = (each.as_ast() for each in (x, y)), context.ref()
+        first = z3.BoolRef((z3.Z3_mk_lt if less else z3.Z3_mk_le)(where, *at), context)
+        then = z3.BoolRef(z3.Z3_mk_le(where, a.as_ast(), b.as_ast()), context)
+        return z3.BoolRef(z3.Z3_mk_implies(where, first.as_ast(), then.as_ast()), context)
 
     # -- answers -----------------------------------------------------------------------------------
 
