@@ -314,3 +314,85 @@ def test_terms_are_within_their_bounds(term: terms.Term, a: int, b: int, c: int)
     assert term.high is None or value <= term.high
     small = terms.replaced(term, fixed)
     assert small.op != "const" or small.value == value
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+PRODUCT = "uint p = 1;\nfor (int d = 1; d < x_ndim; ++d) p *= x_shape[d];\ny[p] = 0;"
+PLACE = """
+uint i = thread_position_in_grid.x, place = 0, step = 1;
+for (int d = x_ndim - 1; d >= 0; --d) {
+  place += i % uint(x_shape[d]) * step;
+  i /= uint(x_shape[d]);
+  step *= uint(x_shape[d]);
+}
+y[place] = 0;
+"""
+
+
+def of_any_rank(source: str) -> Accesses:
+    """The accesses of a body whose x has any number of dims."""
+    kernel = make_kernel("k", ["x"], ["y"], source, "")
+    spec = Spec(kernel, (Input(dtypes.float32, 2),), (dtypes.float32,), ())
+    return accesses(prepare(spec), symbolic={"x_ndim": terms.symbol("x_ndim", 1, 64)})
+
+
+def written(source: str) -> terms.Term:
+    whole = of_any_rank(source)
+    assert not whole.unsupported
+    (access,) = (a for a in whole.accesses if a.array.name == "y")
+    return access.element
+
+
+def test_sizes_that_variables_choose_are_reads() -> None:
+    whole = found("y[x_shape[at[0]]] = 0;")
+    (access,) = (a for a in whole.accesses if a.array.name == "x_shape")
+    assert (access.mode, access.array.space) == ("read", "sizes")
+    assert access.array.length is terms.const(2)
+
+
+def test_products_of_sizes() -> None:
+    """`p` is the product of all sizes but the first, as 32 bits hold it."""
+    index = written(PRODUCT)
+    assert (index.op, index.value) == ("wrap", UINT)
+    (product,) = (leaf for leaf in index.leaves if leaf.op == "data")
+    assert product.value == "x_shape.product"
+    first, count = product.args
+    assert evaluate(first, {}) == 1
+    assert [evaluate(count, {"x_ndim": n}) for n in (1, 2, 5)] == [0, 1, 4]
+
+
+def test_places_among_sizes() -> None:
+    """A place is less than the product of the sizes where that fits into its type."""
+    index = written(PLACE)
+    (product,) = (leaf for leaf in index.leaves if leaf.op == "data")
+    first, count = (evaluate(a, {"x_ndim": 3}) for a in product.args)
+    assert (first, count) == (0, 3)
+    (place,) = (leaf for leaf in index.leaves if "among sizes" in str(leaf.value))
+    assert evaluate(index, {product: 12, place: 40}) == 40 % 12
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new"),
+    [
+        (PRODUCT, "p *= x_shape[d]", "{ if (d == 3) break; p *= x_shape[d]; }"),
+        (PRODUCT, "p *= x_shape[d]", "{ if (d == 3) continue; p *= x_shape[d]; }"),
+        (PRODUCT, "p *= x_shape[d]", "{ p *= x_shape[d]; p += 1; }"),
+        (PRODUCT, "p *= x_shape[d]", "p *= x_shape[d * d]"),
+        (PRODUCT, "p *= x_shape[d]", "{ const int e = p; p *= x_shape[e]; }"),
+        (PRODUCT, "++d", "d += 2"),
+        (PLACE, "place = 0", "place = 1"),
+        (PLACE, "step = 1", "step = 2"),
+        (PLACE, "place += i %", "place = i %"),
+        (PLACE, "i % uint(x_shape[d])", "i % uint(x_shape[0])"),
+        (PLACE, "i % uint(x_shape[d])", "i / uint(x_shape[d])"),
+        (PLACE, "i % uint(x_shape[d])", "min(i, uint(x_shape[d]))"),
+        (PLACE, "  step *= uint(x_shape[d]);", "  step *= 2;"),
+        (PLACE, "  step *= uint(x_shape[d]);", "  step *= uint(x_shape[d]);\n  place += 1;"),
+    ],
+)
+def test_other_loops_over_sizes(source: str, old: str, new: str) -> None:
+    """What a variable holds behind them is anything."""
+    assert old in source
+    leaves = written(source.replace(old, new)).leaves
+    assert any("a loop has carried along" in str(leaf.value) for leaf in leaves)

@@ -3,7 +3,6 @@ checked before it launches."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from ...source.accesses.read import accesses
 from ...source.accesses.terms import Term
 from ...source.cpp import prepare
 from ...spec import MAX_THREADS, Input, Spec
+from .ranks import Ranks, broadcast_facts
 from .sizes import Divisors, OneOf, Size, as_term, on_terms
 
 MOST = 2**31 - 1
@@ -70,6 +70,7 @@ class Call:
             threadgroup and position there.
         thread_facts: what holds of every thread.
         where, simdgroup: the thread's threadgroup along each axis, and its simdgroup in that.
+        ranks: how many dims there are where each ``*S`` is one, by the symbols' names.
     """
 
     rule: Rule
@@ -86,6 +87,7 @@ class Call:
     threads: list[tuple[Term, ...]] = field(default_factory=list)
     thread_facts: list[Term] = field(default_factory=list)
     where: list[Term] = field(default_factory=list)
+    ranks: dict[str, int] = field(default_factory=dict)
     simdgroup: Term = field(default_factory=lambda: terms.const(0))
 
     @property
@@ -94,24 +96,30 @@ class Call:
         return any(len(axis) == 2 for axis in self.threads)
 
 
-def symbolic_call(rule: Rule, body: KernelBody, earlier: Sequence[Any], most: int) -> Call:
+def symbolic_call(
+    rule: Rule, body: KernelBody, earlier: Sequence[Any], most: int,
+    kinds: Mapping[str, str] | None = None,
+) -> Call:  # fmt: skip
     """Any call of an op that a body carries out.
 
     Args:
         earlier: the implementations that are asked before, of the same kind.
         most: the elements that arrays have fewer of.
+        kinds: the dtypes that some of the dtype variables are; the others are any.
 
     Raises:
         NotSupported: the rule or body has what is not understood.
     """
-    return _Reader(rule, body, most).read(earlier)
+    return _Reader(rule, body, most, kinds or {}).read(earlier)
 
 
 class _Reader:
-    def __init__(self, rule: Rule, body: KernelBody, most: int) -> None:
+    def __init__(
+        self, rule: Rule, body: KernelBody, most: int, kinds: Mapping[str, str]
+    ) -> None:  # fmt: skip
         self.call = Call(rule, body, most)
-        self.rule, self.body = rule, body
-        self.divisors = Divisors()
+        self.rule, self.body, self.kinds = rule, body, kinds
+        self.divisors, self.ranks = Divisors(), Ranks()
         self.on = on_terms(self.divisors)
         self.values: dict[str, Any] = {}
 
@@ -184,7 +192,8 @@ class _Reader:
             if argument.dims is None:
                 self._number(argument)
         for name in dtype_variables(rule):
-            call.choices[name] = tuple(rule.choices.get(name, ()))
+            known = (self.kinds[name],) if name in self.kinds else rule.choices.get(name, ())
+            call.choices[name] = tuple(known)
             self.values[f":{name}"] = OneOf(name, call.choices[name], self.divisors)
         call.choices["device"] = DEVICES
         self.values[":device"] = OneOf("device", DEVICES, self.divisors)
@@ -231,8 +240,8 @@ class _Reader:
             sizes: list[Term] = []
             for dim in argument.dims:
                 if isinstance(dim, Broadcast):
-                    raise NotSupported(f"{argument.name} has dims that broadcast: {dim}")
-                if isinstance(dim, Star):
+                    sizes.append(self._broadcast(dim))
+                elif isinstance(dim, Star):
                     sizes.append(self.values[f"{dim.name}_size"].term)
                 else:
                     sizes.append(self.term(dim))
@@ -250,17 +259,26 @@ class _Reader:
             call.shapes[argument.name] = tuple(sizes)
             call.lengths[argument.name] = terms.ite(there, length, terms.const(0))
             self.values[f"{argument.name}.size"] = Size(length, self.divisors)
-            if any(isinstance(dim, Star) for dim in argument.dims):
-                rank = terms.symbol(f"{argument.name}.ndim", len(argument.dims) - 1, 64)
-                self.values[f"{argument.name}.ndim"] = Size(rank, self.divisors)
-            else:
-                self.values[f"{argument.name}.ndim"] = Size(
-                    terms.const(len(argument.dims)), self.divisors
-                )
+            rank = self.ranks.declare(argument, tuple(sizes))
+            self.values[f"{argument.name}.ndim"] = Size(rank, self.divisors)
+
+    def _broadcast(self, dim: Broadcast) -> Term:
+        """The product of the dims that several broadcast to."""
+        name = str(dim).removeprefix("*")
+        if name not in self.values:
+            self._size(name, False)
+            of = {f"{n}.ndim": self.values[f"{n}_size"].term for n in dim.names}
+            self.call.facts += broadcast_facts(self.values[name].term, of)
+        size: Term = self.values[name].term
+        return size
+
+    def _free_dtypes(self) -> list[str]:
+        """The dtype variables that may be any of several."""
+        return [name for name in dtype_variables(self.rule) if name not in self.kinds]
 
     def _template(self) -> dict[str, Term | None]:
         """What the template's parameters are; None of dtypes."""
-        template: dict[str, Term | None] = dict.fromkeys(dtype_variables(self.rule))
+        template: dict[str, Term | None] = dict.fromkeys(self._free_dtypes())
         for parameter in self.rule.inputs:
             if parameter.optional:
                 template[f"has_{parameter.name}"] = terms.flag(f"has_{parameter.name}")
@@ -286,11 +304,11 @@ class _Reader:
         arguments = {a.name: a for a in (*rule.inputs, *rule.outputs)}
         elements = {
             name: a.dtype for name, a in arguments.items()
-            if a.dtype in dtype_variables(rule) and a.dims is not None
+            if a.dtype in self._free_dtypes() and a.dims is not None
         }  # fmt: skip
 
         def dtype(name: str) -> dtypes.Dtype:
-            declared = arguments[name].dtype
+            declared = self.kinds.get(arguments[name].dtype, arguments[name].dtype)
             if declared in dtypes.BY_NAME:
                 return dtypes.BY_NAME[declared]
             allowed = rule.choices.get(declared, ("float32",))
@@ -318,19 +336,13 @@ class _Reader:
             prepared = prepare(spec)
         except DialectError as error:
             raise NotSupported(str(error)) from None
-        return accesses(prepared, symbolic=template, elements=elements)
+        symbolic = {**template, **self.ranks.told}
+        return accesses(prepared, symbolic=symbolic, elements=elements)
 
     def _check_described(self, argument: Argument) -> None:
         kernel = self.body.kernel
         if argument.dims and not kernel.ensure_row_contiguous:
             raise NotSupported(f"{argument.name} may have any strides: ensure_row_contiguous=False")
-        wants = kernel.wants(argument.name)
-        if any(isinstance(dim, Star) for dim in argument.dims or ()) and any(wants):
-            match = re.search(rf"\b{argument.name}_(shape|strides|ndim)\b", kernel.source)
-            line = kernel.source.count("\n", 0, match.start()) + 1 if match else None
-            raise NotSupported(
-                f"{argument.name} has any number of dims, which the body reads", line
-            )
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -363,6 +375,7 @@ class _Reader:
             meaning[f"{word}groups_per_threadgroup"] = terms.fdiv(up, width)
         meaning["thread_index_in_threadgroup"] = index
         call.simdgroup = terms.fdiv(index, terms.const(32))
+        arguments = {a.name: a for a in (*self.rule.inputs, *self.rule.outputs)}
         for name, shape in call.shapes.items():
             for i, size in enumerate(shape):
                 meaning[f"{name}_shape[{i}]"] = size
@@ -371,9 +384,14 @@ class _Reader:
                     stride = terms.mul(stride, behind)
                 meaning[f"{name}_strides[{i}]"] = stride
             if name in self.body.described:
-                call.facts += [terms.le(size, terms.const(MOST)) for size in shape]
-        self._replace(raw, {leaf: meaning[str(leaf.value)] for leaf in leaves
-                            if leaf.op == "symbol" and leaf.value in meaning})  # fmt: skip
+                dims = zip(shape, arguments[name].dims or (), strict=True)
+                plain = (size for size, dim in dims if not isinstance(dim, Star))
+                call.facts += [terms.le(size, terms.const(MOST)) for size in plain]
+        call.facts += self.ranks.facts
+        call.ranks = self.ranks.known
+        by = {leaf: meaning[str(leaf.value)] for leaf in leaves
+              if leaf.op == "symbol" and leaf.value in meaning}  # fmt: skip
+        self._replace(raw, by | self.ranks.meanings(leaves))
 
     def _axis(self, i: int, grouped: bool, meaning: dict[str, Term]) -> tuple[Term, Term]:
         """One axis: the size of the thread's threadgroup, and the thread's position in it."""

@@ -52,18 +52,24 @@ def _digits(index: Term, target: Term, unknown: set[Term]) -> Iterator[Found]:
         parts, rest = _split(index, unknown)
         if parts is None:
             return
-        target = terms.sub(target, rest)
         ordered = sorted(parts, key=lambda p: -_weight(p[0]))
         for order in itertools.islice(itertools.permutations(ordered), _MOST_ORDERS):
-            yield from _in_order(order, target, unknown)
+            if rest.op == "const" and rest.value and len(order) > 1:  # it belongs to the last one
+                yield from _in_order(order, target, unknown, rest)
+            yield from _in_order(order, terms.sub(target, rest), unknown)
     else:
         yield {index: target}
 
 
 def _in_order(
-    order: tuple[tuple[Term, Term], ...], target: Term, unknown: set[Term]
-) -> Iterator[Found]:
-    """The digits, the one with the largest factor first."""
+    order: tuple[tuple[Term, Term], ...], target: Term, unknown: set[Term],
+    more: Term | None = None,
+) -> Iterator[Found]:  # fmt: skip
+    """The digits, the one with the largest factor first.
+
+    Args:
+        more: what stands beside the last one.
+    """
     found: list[Iterator[Found]] = []
     rest = target
     turned: dict[Term, Term] = {}  # digits that are counted from their other end, and its place
@@ -81,6 +87,8 @@ def _in_order(
         upright.append((factor, digit))
     for i, (factor, digit) in enumerate(upright):
         last = i == len(order) - 1
+        if last and more is not None:
+            rest = terms.sub(rest, more)
         plain = last and factor is terms.const(1)
         value = rest if plain else terms.fdiv(rest, factor)
         if not last:

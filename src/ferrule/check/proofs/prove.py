@@ -12,18 +12,25 @@ than ``most``. Sums of ints must not overflow, which is shown as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ...dtypes import BY_NAME
 from ...errors import KernelTypeError
 from ...operators.bodies import KernelBody
 from ...operators.declared import Declared
+from ...operators.expressions import dtype_variables
+from ...rules.rule import Rule
 from .body import Prover
 from .calls import NotSupported, symbolic_call
 from .solver import solver_module
 from .verdicts import COUNTEREXAMPLE, NOT_SUPPORTED, PROPERTIES, PROVED
 from .verdicts import Proof as Proof
 from .verdicts import Verdict as Verdict
+
+_MOST_DTYPES = 8  # that are looked at one by one
 
 
 def prove(op: Declared, *, timeout: float = 10.0, most: int = 2**31) -> Proof:
@@ -76,8 +83,39 @@ def _worse(a: Verdict | None, b: Verdict) -> Verdict:
 def _of_body(
     op: Declared, body: KernelBody, earlier: Sequence[KernelBody], timeout: float, most: int
 ) -> dict[str, Verdict]:
+    found = _of_dtypes(op, body, earlier, timeout, most, {})
+    several = list(_integers(op.rule))
+    is_open = any(verdict.status == NOT_SUPPORTED for verdict in found.values())
+    if not several or not is_open or COUNTEREXAMPLE in (v.status for v in found.values()):
+        return found
+    # What an index does of one type of integers may say more than what one of any type does.
+    worst: dict[str, Verdict] = {}
+    open_ = [name for name, verdict in found.items() if verdict.status != PROVED]
+    for kinds in several:
+        for name, verdict in _of_dtypes(op, body, earlier, timeout, most, kinds).items():
+            worst[name] = _worse(worst.get(name), verdict)
+        if all(worst[name].status != PROVED for name in open_):
+            break
+    return {name: worst[name] if name in open_ else found[name] for name in found}
+
+
+def _integers(rule: Rule) -> Iterator[dict[str, str]]:
+    """What the dtype variables may be that are integers in any call; none where that is much."""
+    choices = {
+        name: rule.choices[name] for name in dtype_variables(rule)
+        if name in rule.choices and all(BY_NAME[c].kind in "iub" for c in rule.choices[name])
+    }  # fmt: skip
+    if choices and math.prod(map(len, choices.values())) <= _MOST_DTYPES:
+        for picked in itertools.product(*choices.values()):
+            yield dict(zip(choices, picked, strict=True))
+
+
+def _of_dtypes(
+    op: Declared, body: KernelBody, earlier: Sequence[KernelBody], timeout: float, most: int,
+    kinds: Mapping[str, str],
+) -> dict[str, Verdict]:  # fmt: skip
     try:
-        call = symbolic_call(op.rule, body, earlier, most)
+        call = symbolic_call(op.rule, body, earlier, most, kinds)
     except NotSupported as why:
         return dict.fromkeys(PROPERTIES, Verdict(NOT_SUPPORTED, why.line, str(why)))
     if call.found.unsupported:

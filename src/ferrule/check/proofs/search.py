@@ -105,7 +105,7 @@ class Search:
                 values: Values = {d.name: v for d, v in zip(names, size, strict=True)}
                 values |= {d.name: v for d, v in zip(flags, switch, strict=True)}
                 for kind in kinds:
-                    whole = {**values, **kind}
+                    whole = {**values, **kind, **self.call.ranks}
                     if self.allowed(whole):
                         yield whole
                         break

@@ -10,12 +10,12 @@ may contradict the products, and prove nothing.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import FerruleError
 from ...source.accesses.terms import Term
+from .effort import Effort
 
 Monomial = tuple[str, ...]
 Polynomial = dict[Monomial, int]
@@ -59,6 +59,7 @@ class Question:
         self.fixed = dict(fixed or {})
         self.side: list[Any] = []  # what holds of the numbers that stand for terms
         self.leaves: dict[Term, Any] = {}
+        self._places: dict[Term, int] = {}  # of data, in the order in which they come
         self._numbers: dict[str, Any] = {}
         self._natural: set[str] = set()
         self._ends: dict[str, tuple[int | None, int | None]] = {}
@@ -138,7 +139,7 @@ class Question:
         if term.op == "symbol":
             return str(term.value)
         if term.op == "data":
-            return f"{term.value}[{id(term)}]"
+            return f"{term.value}[{self._places.setdefault(term, len(self._places))}]"
         return f"{term.op}{term.value if term.op == 'counter' else term.value[0]}"
 
     def _new(self, name: str, low: int | None, high: int | None) -> Any:
@@ -237,7 +238,7 @@ class Question:
             if len(monomial) > 4:
                 raise TooHard("a product of too many factors")
             for size in range(2, len(monomial)):
-                for part in set(itertools.combinations(monomial, size)):
+                for part in dict.fromkeys(itertools.combinations(monomial, size)):
                     self._monomial(part)
         found: list[Any] = []
         products = sorted(self._products)
@@ -290,8 +291,9 @@ class Question:
                 y = self._monomial(c) if c else z3.IntVal(1)
                 f, ax, cy = (self._monomial(m) for m in (factor, one, other))
                 rules = [
-                    z3.Implies(x <= y, ax <= cy), z3.Implies(y <= x, cy <= ax),
-                    z3.Implies(x < y, ax + f <= cy), z3.Implies(y < x, cy + f <= ax),
+                    self._implied(x, y, ax, cy), self._implied(y, x, cy, ax),
+                    self._implied(x, y, ax + f, cy, less=True),
+                    self._implied(y, x, cy + f, ax, less=True),
                 ]  # fmt: skip
                 if self._is_natural(factor):
                     found += rules
@@ -299,13 +301,26 @@ class Question:
                     found.append(z3.Implies(f >= 0, z3.And(*rules)))
         return found
 
+    def _implied(self, x: Any, y: Any, a: Any, b: Any, *, less: bool = False) -> Any:
+        """That ``x <= y``, or ``x < y``, makes ``a <= b``: thousands of these are made, and Z3's
+        operators of Python look at their operands for long."""
+        z3, context = self.z3, x.ctx
+        at, where = (each.as_ast() for each in (x, y)), context.ref()
+        first = z3.BoolRef((z3.Z3_mk_lt if less else z3.Z3_mk_le)(where, *at), context)
+        then = z3.BoolRef(z3.Z3_mk_le(where, a.as_ast(), b.as_ast()), context)
+        return z3.BoolRef(z3.Z3_mk_implies(where, first.as_ast(), then.as_ast()), context)
+
     # -- answers -----------------------------------------------------------------------------------
 
-    def answer(self, conditions: Iterable[Term], seconds: float, *, exact: bool = False) -> Any:
+    def answer(
+        self, conditions: Iterable[Term], effort: Effort, most: float, *, exact: bool = False
+    ) -> Any:
         """Whether the conditions can all hold: False, a model of them, or None where Z3 has found
         no answer in time.
 
         Args:
+            effort: what may be spent.
+            most: no more of it than so many seconds.
             exact: products are what they are, which may take long; else a model may be none.
 
         Raises:
@@ -315,7 +330,6 @@ class Question:
         parts = [self.condition(c) for c in conditions]
         solver = z3.SolverFor("QF_LIA") if not exact else z3.Solver()
         lemmas = self.lemmas()
-        solver.set("timeout", max(int(seconds * 1000), 1))
         solver.add(*parts, *self.side, *lemmas)
         if exact:
             for monomial, number in self._products.items():
@@ -323,7 +337,7 @@ class Question:
                 for name in monomial[1:]:
                     product = product * self._numbers[name]
                 solver.add(number == product)
-        result = solver.check()
+        result = effort.check(solver, len(parts) + len(self.side) + len(lemmas), most)
         if result == z3.unsat:
             return False
         return solver.model() if result == z3.sat else None
@@ -378,18 +392,3 @@ def _without(a: Monomial, factor: Monomial) -> Monomial | None:
             return None
         rest.remove(name)
     return tuple(rest)
-
-
-class Clock:
-    """How much time is left.
-
-    Args:
-        seconds: how much there is.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        return max(self.end - time.monotonic(), 0.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...source.accesses.model import Access
+
 PROVED, COUNTEREXAMPLE, NOT_SUPPORTED = "proved", "counterexample", "not supported"
 PROPERTIES = ("bounds", "races", "coverage")
 
@@ -63,3 +65,12 @@ class Proof:
         lines = [f"{self.op}: for all arrays of fewer than {size} elements"]
         lines += [f"  {name:8}  {getattr(self, name)}" for name in PROPERTIES]
         return "\n".join(lines)
+
+
+def unknown_of(access: Access) -> str:
+    """What an access depends on that has no exact value."""
+    for term in (access.element, *access.path):
+        for leaf in sorted(term.leaves, key=str):
+            if leaf.op == "unknown":
+                return str(leaf.value[1])
+    return "what is not known"

@@ -15,8 +15,9 @@ from .arithmetic import binary, fits
 from .attributes import attribute
 from .expressions import Expressions
 from .functions import Parameter, parameters_of, template_parameters
-from .kinds import INT, Type, common, of_kind, type_of
+from .kinds import INT, LONG, Type, common, of_kind, type_of
 from .model import Times
+from .shapes import whole_product
 from .terms import Term
 from .values import (
     Address,
@@ -102,6 +103,8 @@ class Calls(Expressions):
     # -- the library -------------------------------------------------------------------------------
 
     def _library(self, node: Node, name: str, values: list[Value]) -> Value:
+        if name == "elem_to_loc" and (place := self._location(node, values)) is not None:
+            return place
         for value in values:
             if isinstance(value, (Pointer, Address, Function)):
                 self.refuse(node, f"{name}, which is given a pointer, is not followed")
@@ -119,6 +122,28 @@ class Calls(Expressions):
         if (name in SIMD_OPS or name in _LIKE_FIRST) and values:
             return fresh_like(values[0], name)
         return Opaque(Type("float", None, 1, 4))
+
+    def _location(self, node: Node, values: list[Value]) -> Value | None:
+        """Where an element lies, of an array whose rows have no gaps: as `elem_to_loc` finds it."""
+        if len(values) != 4 or not (
+            isinstance(values[0], Scalar) and isinstance(values[3], Scalar)
+        ):
+            return None
+        product = whole_product(*values[1:])
+        if product is None:
+            return None
+        function = part(node, "function")
+        element = values[0]
+        if function.type == "template_function":
+            explicit = part(function, "arguments").named_children
+            converted_ = converted(element, type_of(self.tree.text(explicit[0]), self.types))
+            if not isinstance(converted_, Scalar):
+                return None
+            element = converted_
+        index = as_number(element)
+        some = terms.lt(terms.const(0), index)
+        self.oblige(node, "division", terms.ite(some, product, terms.const(1)), LONG)
+        return Scalar(terms.ite(some, terms.fmod(index, product), terms.const(0)), element.kind)
 
     def _elementwise(self, node: Node, name: str, values: list[Value]) -> Value:
         vectors = [v for v in values if isinstance(v, Vector)]

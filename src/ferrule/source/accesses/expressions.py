@@ -10,8 +10,9 @@ from .. import words
 from ..syntax import field, operands, part
 from . import terms
 from .arithmetic import binary, moved, negated
-from .kinds import BOOL, INT, LONG, UINT, ULONG, Kind, Type, type_of
+from .kinds import BOOL, INT, LONG, UINT, ULONG, Kind, Type, in_elements, type_of
 from .machine import MOST_STEPS, Machine, TooLarge
+from .shapes import size_at
 from .values import (
     Address,
     Function,
@@ -354,9 +355,11 @@ class Expressions(Machine):
         """``x_shape[1]``, ``x_strides[1]``."""
         index, name = self.index_of(place), place.array.name
         kind = place.type.kind or INT
-        if index.op != "const":
-            return fresh(place.type, f"a size of {name}")
-        if place.array.length is None or not 0 <= index.value < place.array.length.value:
+        length = place.array.length
+        if length is None or length.op != "const" or index.op != "const":
+            self.access(node, place, "read")
+            return Scalar(size_at(name, index, kind), kind)
+        if not 0 <= index.value < length.value:
             self.refuse(node, f"{name} has no {index.value}")
         low = 0 if name.endswith("_shape") else kind.least
         return Scalar(terms.symbol(f"{name}[{index.value}]", low, kind.most), kind)
@@ -470,6 +473,10 @@ class Expressions(Machine):
         of = value.array.size
         if to == value.type and value.parts == 1:
             return whole._replace(step=value.step)
+        if of is None and value.parts == 1 and value.step == in_elements(value.type)[1]:
+            (one, _), (other, many) = in_elements(value.type), in_elements(to)
+            if one == other:  # the array's elements, of whatever size
+                return whole._replace(type=to, step=many, parts=1)
         if value.parts != 1 or of is None or to.size is None:
             exact = value.parts == 1 and to.size == of and of is not None
             return whole._replace(type=to, step=int(exact), parts=1)

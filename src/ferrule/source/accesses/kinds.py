@@ -130,6 +130,12 @@ def _vector(name: str, element: Type, lanes: int, packed: bool) -> Type:
     return Type(name, element.kind, lanes, size)
 
 
+def in_elements(type_: Type) -> tuple[str, int]:
+    """What a vector is made of, by its name, and how many of that it has room for."""
+    match = _VEC.fullmatch(type_.name)
+    return (match[1], 4 if match[2] == "3" else int(match[2])) if match else (type_.name, 1)
+
+
 def promoted(kind: Kind) -> Kind:
     """What arithmetic makes of an operand."""
     return kind if kind.bits >= 32 else INT

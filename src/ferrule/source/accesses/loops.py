@@ -18,6 +18,7 @@ from .functions import parameters_of
 from .kinds import LONG
 from .machine import Jump
 from .model import Loop, Times
+from .shapes import Multiplied
 from .statements import Statements
 from .terms import Term
 from .values import (
@@ -150,8 +151,13 @@ class Loops(Statements):
                     yield name
 
     def _base_name(self, node: Node) -> Iterator[str]:
+        """The variable of a place that is written; none where a pointer leads to memory."""
         at: Node | None = node
+        led = False
         while at is not None and at.type != "identifier":
+            led = led or at.type == "subscript_expression" or (
+                at.type == "pointer_expression" and at.children[0].type == "*"
+            )  # fmt: skip
             if at.type == "parenthesized_expression":
                 at = at.named_children[0] if at.named_children else None
             elif at.type == "call_expression":
@@ -159,7 +165,10 @@ class Loops(Statements):
             else:
                 at = field(at, "argument") or field(at, "left")
         if at is not None:
-            yield self.tree.text(at)
+            named = self.look_up(self.tree.text(at))
+            held = self.cells.get(named.cell) if isinstance(named, Place) else None
+            if not (led and isinstance(held, Pointer)):
+                yield self.tree.text(at)
 
     def _steps(self, node: Node, parts: Parts, changes: Counter[int]) -> dict[int, Term]:
         """The variables that each round changes by as much, and by how much."""
@@ -281,6 +290,7 @@ class Loops(Statements):
         for cell in changes:
             if cell in self.cells:
                 self.cells[cell] = self._in_round(before.cells[cell], steps.get(cell), counter)
+        in_round = {cell: self.cells[cell] for cell in changes if cell in self.cells}
         # The condition is evaluated before it is known to hold, once more than there are rounds.
         holds = terms.TRUE
         is_do = node.type == "do_statement"
@@ -313,12 +323,18 @@ class Loops(Statements):
                     self.evaluate(update)
         self._end = Times(*(terms.add(b, terms.sub(e, s)) for b, s, e in
                             zip(before.times, start, self.times, strict=True)))  # fmt: skip
+        carried = {c: (v, self.cells[c]) for c, v in in_round.items() if c not in steps}
+        multiplied = Multiplied(carried, before.cells, counter)
         self.loops = loops
         self.restore(before)
         whole = None if leaves else rounds
         for cell in changes:
             if cell in self.cells:
-                self.cells[cell] = self._behind(before.cells[cell], steps.get(cell), whole)
+                held = before.cells[cell]
+                known = None
+                if whole is not None:
+                    known = multiplied.behind(cell, held, counter, whole)
+                self.cells[cell] = known or self._behind(held, steps.get(cell), whole)
         returned = [jump for jump in jumps if jump.kind == "return"]
         if not returned:
             return [], whole
@@ -378,5 +394,7 @@ def _rounds_of(holds: Term, counter: Term) -> Term | None:
         return None
     if terms.sub(left, terms.sub(first, terms.mul(step, counter))) is not terms.const(0):
         return None
+    if step is terms.const(1) and first.low is not None and first.low >= 0:
+        return first
     up = terms.sub(terms.add(first, step), terms.const(1))
     return terms.ite(terms.lt(terms.const(0), first), terms.fdiv(up, step), terms.const(0))

@@ -36,7 +36,8 @@ def accesses(
     Args:
         p: the kernel, for one `Spec`.
         symbolic: the template parameters that may differ from the spec's: what they are, None of
-            types; and of inputs that are numbers what they are.
+            types; of inputs that are numbers what they are; and ``x_ndim`` of inputs that may have
+            any number of dims.
         elements: the arrays whose elements are of such a type, and its name.
     """
     free = dict(symbolic or {})
@@ -133,11 +134,12 @@ def _given(
         else:
             given[name] = whole(Array(name, "device", type_.size), type_)
         for part in parts:
+            rank = free.get(f"{name}_ndim") or terms.const(input_.ndim)
             if part == "ndim":
-                variable(f"{name}_ndim", number(input_.ndim))
+                variable(f"{name}_ndim", Scalar(rank, INT))
             else:
                 kind = INT if part == "shape" else LONG
-                sizes = Array(f"{name}_{part}", "sizes", None, terms.const(input_.ndim))
+                sizes = Array(f"{name}_{part}", "sizes", None, rank)
                 given[sizes.name] = whole(sizes, of_kind(kind))
     for name, dtype in zip(p.kernel.output_names, p.spec.outputs, strict=True):
         type_ = Type(elements[name]) if name in elements else of_dtype(dtype)

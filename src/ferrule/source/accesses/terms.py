@@ -118,8 +118,10 @@ def counter(high: int | None = None) -> Term:
     return _term("counter", value=next(_COUNT), low=0, high=high)
 
 
-def data(array: str, index: Term, kind: Kind) -> Term:
-    """An element of an input of integers."""
+def data(array: str, index: Term, kind: Kind | None, *more: Term) -> Term:
+    """An element of an input of integers; of no kind, a number that is not negative."""
+    if kind is None:
+        return _term("data", index, *more, value=array, low=0)
     if kind.bits == 1:
         return _term("data", index, value=array, high=False)
     return _term("data", index, value=array, low=kind.least, high=kind.most)
@@ -248,13 +250,13 @@ def _by(a: Term, b: Term, up: bool) -> tuple[Term, Term] | None:
     return add(*multiples, fdiv(left, b)), fmod(left, b)
 
 
-def _without(a: Term, b: Term) -> Term | None:
+def without(a: Term, b: Term) -> Term | None:
     """``a / b`` of a product that has ``b`` as a factor."""
     if a is b:
         return const(1)
     if a.op == "mul":
         for x, y in (a.args, a.args[::-1]):
-            if (rest := _without(x, b)) is not None:
+            if (rest := without(x, b)) is not None:
                 return mul(rest, y)
     return None
 
@@ -266,7 +268,7 @@ def _parts(a: Term, b: Term) -> tuple[Term, Term] | None:
     multiples: list[Term] = []
     rest: list[Term] = []
     for part in a.args if a.op == "add" else (a,):
-        multiple = _without(part, b)
+        multiple = without(part, b)
         (rest if multiple is None else multiples).append(part if multiple is None else multiple)
     if (
         not multiples
