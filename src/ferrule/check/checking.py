@@ -16,10 +16,11 @@ from ..kernel import Kernel
 from ..tools import fastcall
 from .launches.watched import Options
 from .reports import baseline as known_findings
+from .reports.findings import Findings
 from .reports.select import selection
 from .stops.stopping import Stops
 from .units import CudaOnCpu
-from .watching import Findings, Watch
+from .watching import Watch
 
 
 @contextmanager

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import _thread
 import ctypes
-import re
-import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..devices.cpu.cuda_bodies import whole_blocks
@@ -26,9 +23,8 @@ from .launches.lines import Place
 from .launches.messages import KIND_OF, computed, position, shown, words
 from .launches.places import Places, compared, origin_of, other_places_of, places_of
 from .launches.watched import KINDS, Event, Options, Result
-from .reports.findings import Finding
+from .reports.findings import Finding, Findings
 from .reports.select import Selection, unsuppressed
-from .stops.report import Stop
 from .stops.stopping import Stops
 from .stress import bytes_of, differences
 from .units import ArraysAt, UnitLaunch, launches
@@ -44,46 +40,6 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_void_p,
 )
 _FAULT = 4  # FR_E_FAULT
-_Key = tuple[Kernel, str, str, int | str]
-_NAMED = re.compile(r"'(\w+)'")
-
-
-class Findings(list[Finding]):
-    """What was found, and what was done to find it.
-
-    Attributes:
-        notes: remarks, such as ``"sampled 64 of 10000 threadgroups"``.
-        launches: how many launches were checked.
-        stops: threads at the lines of ``stop_at``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stops: list[Stop] = []
-        self.notes: list[str] = []
-        self.launches = 0
-        self._places: dict[_Key, int] = {}
-        self._lock = threading.Lock()
-
-    def include(self, kernel: Kernel, findings: Iterable[Finding]) -> None:
-        """Add findings; one whose line has a finding of its kind already is counted there."""
-        with self._lock:
-            for finding in findings:
-                named = _NAMED.search(finding.message)  # an output, where no line is to blame
-                place = finding.line or (named[1] if named else "")
-                key = kernel, finding.kind, finding.where, place
-                if key in self._places:
-                    known = self[self._places[key]]
-                    self[self._places[key]] = replace(known, count=known.count + finding.count)
-                else:
-                    self._places[key] = len(self)
-                    self.append(finding)
-
-    def note(self, text: str) -> None:
-        """Add a remark, once."""
-        with self._lock:
-            if text not in self.notes:
-                self.notes.append(text)
 
 
 class Watch:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...kernel import Kernel
 
 # In the order of docs/check.md.
 KINDS = (
@@ -17,6 +23,9 @@ KINDS = (
     "alias",
     "coverage",
 )
+
+_NAMED = re.compile(r"'(\w+)'")
+_Key = tuple[Kernel, str, str, int | str]
 
 Position = tuple[int, int, int]
 
@@ -68,3 +77,41 @@ class Finding:
     file: str | None = None
     file_line: int | None = None
     launch: str = ""
+
+
+class Findings(list[Finding]):
+    """What was found, and what was done to find it.
+
+    Attributes:
+        notes: remarks, such as ``"sampled 64 of 10000 threadgroups"``.
+        launches: how many launches were checked.
+        stops: threads at the lines of ``stop_at``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stops: list[Any] = []
+        self.notes: list[str] = []
+        self.launches = 0
+        self._places: dict[_Key, int] = {}
+        self._lock = threading.Lock()
+
+    def include(self, kernel: Kernel, findings: Iterable[Finding]) -> None:
+        """Add findings; one whose line has a finding of its kind already is counted there."""
+        with self._lock:
+            for finding in findings:
+                named = _NAMED.search(finding.message)  # an output, where no line is to blame
+                place = finding.line or (named[1] if named else "")
+                key = kernel, finding.kind, finding.where, place
+                if key in self._places:
+                    known = self[self._places[key]]
+                    self[self._places[key]] = replace(known, count=known.count + finding.count)
+                else:
+                    self._places[key] = len(self)
+                    self.append(finding)
+
+    def note(self, text: str) -> None:
+        """Add a remark, once."""
+        with self._lock:
+            if text not in self.notes:
+                self.notes.append(text)
