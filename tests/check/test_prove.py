@@ -276,9 +276,9 @@ UNSUPPORTED = {
         4, "x[N]:T, at[N]:int32 -> y[N]:T",
         I + "int j = 0;\nfor (int k = 0; k < N; k++) j = j ^ at[k];\ny[i] = x[j];", "carried along",
     ),
-    "many dims": (
-        2, "x[*S]:T -> y[*S]:T", I + "y[i] = x[elem_to_loc(i, x_shape, x_strides, x_ndim)];",
-        "any number of dims",
+    "fewer dims": (
+        2, "x[*S]:T -> y[*S]:T", I + "y[i] = x[elem_to_loc(i, x_shape, x_strides, x_ndim - 1)];",
+        "given a pointer",
     ),
     "pointers of pointers": (
         2, "x[N]:T -> y[N]:T", I + "const device T* a[2] = {x, x};\ny[i] = a[i % 2][i];",

@@ -30,7 +30,7 @@ from .verdicts import COUNTEREXAMPLE, NOT_SUPPORTED, PROPERTIES, PROVED
 from .verdicts import Proof as Proof
 from .verdicts import Verdict as Verdict
 
-_MOST_DTYPES = 8  # that are looked at one by one
+_MOST_DTYPES = 4  # that are looked at one by one
 
 
 def prove(op: Declared, *, timeout: float = 10.0, most: int = 2**31) -> Proof:

@@ -72,22 +72,21 @@ class Ranks:
         """What sizes and strides are, and products of them."""
         found: dict[Term, Term] = {}
         for leaf in leaves:
-            if leaf.op not in ("data", "symbol"):
+            if leaf.op != "data":
                 continue
-            name, _, _ = str(leaf.value).partition("[")
+            name = str(leaf.value)
             of = name.removesuffix(PRODUCT)
             array = self._arrays.get(of.removesuffix(SHAPE).removesuffix(STRIDES))
             if array is None or array is self._arrays.get(of):
                 continue
-            value = None
-            if leaf.op == "data" and name.endswith(PRODUCT):
+            if name.endswith(PRODUCT):
                 value = array.product(leaf.args[0], leaf.args[1])
-            elif leaf.op == "data":
+            else:
                 size, stride = array.at(leaf.args[0])
                 value = size if of.endswith(SHAPE) else stride
             if value is None:
                 value = terms.anything(f"a size of {name}", leaf.low, leaf.high)
-                if leaf.op == "data" and name.endswith(SHAPE):
+                if name.endswith(SHAPE):
                     value = array.no_zero(value)
             found[leaf] = value
         return found
