@@ -178,15 +178,8 @@ FR_APART void operate(unsigned place, void** operands, void (*run)(unsigned, voi
 
 // -- scheduler -----------------------------------------------------------------------------------
 
-FR_QUIET inline void resume(fibers* f, fiber& lane) {
+FR_QUIET inline void run(fibers* f, fiber& lane) {
   f->current = &lane;
-#if defined(FR_CHECKED)
-  if (!fr_watch_goes_on(lane.index)) {
-    lane.state = fiber::DONE;
-    return;
-  }
-  fr_watch_current = lane.index;
-#endif
   switch_stack(&f->scheduler, lane.stack_pointer);
 #if defined(FR_STOPS)
   for (; fr_watch_waits; switch_stack(&f->scheduler, lane.stack_pointer)) fr_watch_waits = false, fr_watch_stopped();
@@ -194,6 +187,17 @@ FR_QUIET inline void resume(fibers* f, fiber& lane) {
 #if defined(FR_CHECKED)
   fr_watch_current = ~0u;
 #endif
+}
+
+FR_QUIET inline void resume(fibers* f, fiber& lane) {
+#if defined(FR_CHECKED)
+  if (!fr_watch_goes_on(lane.index)) {
+    lane.state = fiber::DONE;
+    return;
+  }
+  fr_watch_current = lane.index;
+#endif
+  run(f, lane);
 }
 
 // The place of what comes k-th. Checks can turn the order of threads around: results must not depend on it.
@@ -346,9 +350,8 @@ FR_QUIET void thread_groups(const launch* l, uint64_t begin, uint64_t end, worke
     g.move_to(u);
     fr_watch_group(u, g.n, f, sizeof(fibers), stack, stride);
     for (f->first = 0; f->first < g.n;) {
-      f->all[0].index = turn(f->first, g.n);
       prepare(f->all[0], stack + FIBER_STACK, &threads_main<BODY>);
-      resume(f, f->all[0]);
+      run(f, f->all[0]);
     }
   }
 }
