@@ -70,27 +70,32 @@ template <class T> FR_FN unsigned not_finite(const T& v) {
   return 0;
 }
 
+// Counts, once more, what a line does; the first time with who does it. Not inlined: it stands behind every access.
+// All by value: what has an address is in memory.
+FR_DECL __attribute__((noinline)) void count(unsigned line, unsigned array, unsigned what, long long index,
+                                             unsigned long long elements, metal::uint3 group, metal::uint3 thread) {
+  const unsigned long long key = static_cast<unsigned long long>(line) << 32 | array << 8 | what;
+  for (unsigned i = 0; i < ROOM; ++i) {
+    entry& e = fr_counted.all[(line + array + i) % ROOM];
+    const unsigned long long before = swapped(&e.key, 0, key);
+    if (before && before != key) continue;
+    raise(&e.count);
+    if (before) return;
+    e.index = index, e.elements = elements;
+    e.group[0] = group.x, e.group[1] = group.y, e.group[2] = group.z;
+    e.thread[0] = thread.x, e.thread[1] = thread.y, e.thread[2] = thread.z;
+    return;
+  }
+  raise(&fr_counted.dropped);
+}
+
 // Who accesses what.
 struct spot {
   unsigned array, line;
   const metal::uint3 *group, *thread;
   FR_FN spot on(unsigned l) const { return {array, l, group, thread}; }
-
-  // noinline: it stands behind every access.
-  FR_DECL __attribute__((noinline)) void note(unsigned what, long long index, unsigned long long elements = 0) const {
-    const unsigned long long key = static_cast<unsigned long long>(line) << 32 | array << 8 | what;
-    for (unsigned i = 0; i < ROOM; ++i) {
-      entry& e = fr_counted.all[(line + array + i) % ROOM];
-      const unsigned long long before = swapped(&e.key, 0, key);
-      if (before && before != key) continue;
-      raise(&e.count);
-      if (before) return;
-      e.index = index, e.elements = elements;
-      e.group[0] = group->x, e.group[1] = group->y, e.group[2] = group->z;
-      e.thread[0] = thread->x, e.thread[1] = thread->y, e.thread[2] = thread->z;
-      return;
-    }
-    raise(&fr_counted.dropped);
+  FR_FN void note(unsigned what, long long index, unsigned long long elements = 0) const {
+    count(line, array, what, index, elements, *group, *thread);
   }
   template <class T> FR_FN void stores(const T& v, long long index) const {
 #if defined(FR_COUNTED_VALUES)

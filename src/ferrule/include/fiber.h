@@ -88,6 +88,7 @@ struct fibers {
   const group* where;
   void* body;
   unsigned first, count;  // the lanes of the simdgroup that runs
+  unsigned next;          // the turn of the lane that comes next
   fiber all[MAX_FIBERS];
 };
 
@@ -128,9 +129,42 @@ FR_QUIET FR_FN void switch_stack(void** save, void* to) {
 #endif
 }
 
+// The place of what comes k-th. Checks can turn the order of threads around: results must not depend on it.
+FR_FN unsigned turn(unsigned k, unsigned count) {
+#if defined(FR_CHECKED)
+  return fr_watch_reversed ? count - 1 - k : k;
+#else
+  (void)count;
+  return k;
+#endif
+}
+
+// The next lane of the simdgroup that can run, as the current one; null where there is none.
+FR_QUIET inline fiber* next_lane(fibers* f) {
+  while (f->next < f->count) {
+    fiber& lane = f->all[f->first + turn(f->next++, f->count)];
+    if (lane.state != fiber::READY) continue;
+#if defined(FR_CHECKED)
+    if (!fr_watch_goes_on(lane.index)) {
+      lane.state = fiber::DONE;
+      continue;
+    }
+    fr_watch_current = lane.index;
+#endif
+    return f->current = &lane;
+  }
+  return nullptr;
+}
+
+// The thread that runs waits, or has ended. The next lane goes on, without the scheduler, which other texts ask after
+// each one.
 FR_QUIET static __attribute__((noinline)) void suspend() {
   fibers* f = fr_fibers;
-  switch_stack(&f->current->stack_pointer, f->scheduler);
+  void** save = &f->current->stack_pointer;
+#if !defined(FR_CUDA_LANES) && !defined(FR_STOPS)
+  if (const fiber* lane = next_lane(f)) return switch_stack(save, lane->stack_pointer);
+#endif
+  switch_stack(save, f->scheduler);
 }
 
 // -- position ------------------------------------------------------------------------------------
@@ -189,6 +223,7 @@ FR_QUIET inline void run(fibers* f, fiber& lane) {
 #endif
 }
 
+#ifdef FR_CUDA_LANES
 FR_QUIET inline void resume(fibers* f, fiber& lane) {
 #if defined(FR_CHECKED)
   if (!fr_watch_goes_on(lane.index)) {
@@ -199,16 +234,7 @@ FR_QUIET inline void resume(fibers* f, fiber& lane) {
 #endif
   run(f, lane);
 }
-
-// The place of what comes k-th. Checks can turn the order of threads around: results must not depend on it.
-FR_FN unsigned turn(unsigned k, unsigned count) {
-#if defined(FR_CHECKED)
-  return fr_watch_reversed ? count - 1 - k : k;
-#else
-  (void)count;
-  return k;
 #endif
-}
 
 #ifdef FR_CUDA_LANES
 }  // namespace fr
@@ -218,11 +244,8 @@ namespace fr {
 // Run the lanes of one simdgroup until each is done or waits, then carry out one operation. False
 // when there is none: each lane is done or waits at a threadgroup barrier.
 FR_QUIET inline bool run_simdgroup(fibers* f, unsigned first, unsigned count) {
-  f->first = first, f->count = count;
-  for (unsigned k = 0; k < count; ++k) {
-    const unsigned i = first + turn(k, count);
-    if (f->all[i].state == fiber::READY) resume(f, f->all[i]);
-  }
+  f->first = first, f->count = count, f->next = 0;
+  while (fiber* lane = next_lane(f)) run(f, *lane);
   const fiber* earliest = nullptr;
   unsigned mask = 0;
   for (unsigned i = 0; i < count; ++i) {
@@ -346,6 +369,7 @@ FR_QUIET void thread_groups(const launch* l, uint64_t begin, uint64_t end, worke
   g.runs = w;
   f->where = &g;
   f->body = &body;
+  f->next = f->count = 0;
   for (uint64_t u = begin; u < end; ++u) {
     g.move_to(u);
     fr_watch_group(u, g.n, f, sizeof(fibers), stack, stride);
