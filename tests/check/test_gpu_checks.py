@@ -12,8 +12,11 @@ import cuda_on_cpu
 import ferrule
 from cuda_catalogue import BUGS
 from fake_cuda import FakeCuda
+from ferrule.check.filled import Fills
 from ferrule.devices import protocol as devices
 from ferrule.spec import Launch, Spec
+from ferrule.tools import nvrtc
+from ferrule.tools.driver import driver
 
 METAL = """\
 uint i = thread_position_in_grid.x;
@@ -78,7 +81,6 @@ def test_what_is_recorded_does_not_run_here(
     fake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ferrule.devices.cuda.watched import watched
-    from ferrule.tools.driver import driver
 
     kernel = ferrule.metal_kernel("k", ["x", "k"], ["y"], METAL)
     spec, launch = described(kernel, [X, 2.0])
@@ -87,3 +89,54 @@ def test_what_is_recorded_does_not_run_here(
         assert not watched(driver(), 0, spec, [], [], launch, 0x77)
     with FakeCuda(fake_path).installed(), ferrule.checking(gpu=True):
         assert not watched(driver(), 0, spec, [], [], launch, 0x77)
+
+
+def test_outputs_are_filled_around_a_launch(fake_path: Path) -> None:
+    """With what no kernel writes, and then looked at, while some check asks for it."""
+    if nvrtc.find_nvrtc() is None:
+        pytest.skip("there is no NVRTC")
+    kernel = ferrule.metal_kernel(
+        "k", ["x", "k"], ["y"], "uint i = thread_position_in_grid.x; y[i] = x[i] * k;"
+    )
+    spec, launch = described(kernel, [X, 2.0])
+    y, left, seen = np.zeros(64, np.float32), np.zeros(6, np.uint64), list[Any]()
+    given = [X, np.array(2, np.float32)]
+    arrays = [
+        cuda_on_cpu.facts(array, one.value)._replace(device="cuda:0")
+        for array, one in zip(given, spec.inputs, strict=True)
+    ]
+    outputs = [cuda_on_cpu.facts(y)._replace(device="cuda:0")]
+
+    def run(launched: Any) -> None:
+        seen.append((launched.symbol, y.view(np.uint32).copy()))
+        if launched.symbol == "ferrule_k":
+            y[:40] = 2 * X[:40]
+
+    with FakeCuda(fake_path).installed() as fake:
+        fake.on_launch = run
+        program: Any = devices.get("cuda:0").program(spec)
+        loaded, fake_driver = program._plan(arrays, outputs, launch).function, driver()
+        own = fake_driver.state.launch
+        first, second = Fills(fake_driver), Fills(fake_driver)
+        first.know(loaded, spec, launch, left.ctypes.data)
+        second.close()  # in any order
+        program.launch(arrays, outputs, launch, 0x77)
+        (before, filled), (after, looked) = seen
+        assert (before, after) == ("ferrule_k", "fr_look")
+        assert np.isnan(filled.view(np.float32)).all() and len(set(filled)) == 1
+        assert (looked[40:] == filled[0]).all() and (looked[:40] != filled[0]).all()
+        assert {launched.stream for launched in fake.launches} == {0x77}
+        assert fake_driver.state.launch != own
+        # Not where the outputs have values, or are the caller's own.
+        for other in (launch._replace(fill=0), launch._replace(in_place=1)):
+            fills = Fills(fake_driver)
+            fills.know(loaded, spec, other, left.ctypes.data)
+            del seen[:]
+            program.launch(arrays, outputs, launch, 0x77)
+            assert [symbol for symbol, _ in seen] == ["ferrule_k"]
+            fills.close()
+        first.close()
+        assert fake_driver.state.launch == own and fake_driver.launcher is None
+        del seen[:], fake.fills[:]
+        program.launch(arrays, outputs, launch, 0x77)
+        assert [symbol for symbol, _ in seen] == ["ferrule_k"] and not fake.fills

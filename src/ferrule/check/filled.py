@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from ..devices import protocol as devices
 from ..dtypes import Dtype
-from ..errors import ToolchainError
+from ..errors import DeviceError, ToolchainError
 from ..source.cuda.launch import kernel_parameters
 from ..spec import Launch, Spec
 from ..tools import nvrtc
@@ -20,6 +21,7 @@ _HALF = 0x7FB3
 _WORD = _HALF << 16 | _HALF
 _PATTERN = _WORD.to_bytes(4, "little")
 _THREADS = 256
+ARRAYS = 64  # of include/cuda_counted.h: arrays of which is told what is left
 _LOOK = f"""
 extern "C" __global__ void fr_look(const void* at, unsigned long long n, unsigned item,
                                    unsigned long long* left) {{
@@ -76,7 +78,7 @@ class _Outputs:
             number = self._inputs + i
             elements = ctypes.c_uint64.from_address(at["extent", number] + 8).value
             own = address and address % 4 == 0 and address not in given
-            if own and elements and _is_rare(dtype):
+            if own and elements and number < ARRAYS and _is_rare(dtype):
                 left = self.left + 16 * number
                 found.append((address, elements, dtype.itemsize, left))
         return found
@@ -88,48 +90,72 @@ def _is_rare(dtype: Dtype) -> bool:
 
 
 class Fills:
-    """Fills outputs before the launches of kernels, and looks at them afterwards.
-
-    It stands between C and libcuda, too: `close` takes it away.
-    """
+    """Fills outputs before the launches of kernels, and looks at them afterwards, until `close`."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._kernels: dict[int, _Outputs] = {}
-        self._lock = threading.Lock()
-        self._ours = _LAUNCH(self._launch)
-        self._before = driver.state.launch
-        self._cuda = _LAUNCH(self._before)
-        driver.state.launch = ctypes.cast(self._ours, ctypes.c_void_p).value
-        driver.launcher = self._launch
+        self.kernels: dict[int, _Outputs] = {}
+        _between(driver).change(self, True)
 
     def close(self) -> None:
-        """Launches are libcuda's own again."""
-        self._driver.state.launch = self._before
-        self._driver.launcher = None
+        """Launches are no longer looked at."""
+        _between(self._driver).change(self, False)
 
     def know(self, function: LoadedFunction, spec: Spec, launch: Launch, left: int) -> None:
-        """Fill the outputs of a kernel from now on, unless they have values or are the caller's."""
-        outputs = self._kernels.setdefault(function.handle, _Outputs(function, spec, left))
-        outputs.never |= launch.fill is not None or launch.in_place > 0
+        """Fill the outputs of a kernel from now on, unless they have values or are the caller's.
+
+        Args:
+            left: the address of the first array's `left` of include/cuda_counted.h.
+
+        Raises:
+            ToolchainError: there is no NVRTC.
+        """
         look_on(self._driver, function.ordinal)  # not while a graph is recorded
+        outputs = self.kernels.setdefault(function.handle, _Outputs(function, spec, left))
+        outputs.never |= launch.fill is not None or launch.in_place > 0
+
+
+class _Between:
+    """What stands between all that launches kernels and libcuda, while somebody wants to know."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._active: list[Fills] = []
+        self._before = driver.state.launch
+        self._cuda = _LAUNCH(self._before)
+        self._ours = _LAUNCH(self._launch)  # C may still call it when nobody wants to know
+
+    def change(self, fills: Fills, begins: bool) -> None:
+        """Note that somebody wants to know, or no longer does."""
+        with self._lock:
+            active = [other for other in self._active if other is not fills]
+            self._active = [*active, fills] if begins else active
+            ours = ctypes.cast(self._ours, ctypes.c_void_p).value
+            self._driver.state.launch = ours if self._active else self._before
+            self._driver.launcher = self._launch if self._active else None
 
     def _launch(self, function: int, *rest: Any) -> int:
         """cuLaunchKernel."""
-        outputs = self._kernels.get(function)
-        if outputs is None or outputs.never:
-            return int(self._cuda(function, *rest))
+        known = (fills.kernels.get(function) for fills in reversed(self._active))
+        outputs = next(filter(None, known), None)
         *_, stream, arguments, _ = rest
-        places = outputs.of(arguments)
-        for address, elements, item, _ in places:
-            words = elements * item // 4
-            self._driver.fill(outputs.ordinal, address, words, _PATTERN, stream or 0)
+        places: list[tuple[int, int, int, int]] = []
+        if outputs is not None and not outputs.never:
+            with suppress(DeviceError):  # then the launch itself says what is wrong
+                for address, elements, item, left in outputs.of(arguments):
+                    words = elements * item // 4
+                    self._driver.fill(outputs.ordinal, address, words, _PATTERN, stream or 0)
+                    places.append((address, elements, item, left))
         status = int(self._cuda(function, *rest))
-        for place in places if not status else ():
-            self._look(outputs.ordinal, place, stream)
+        if outputs is not None and not status:
+            for place in places:
+                self._look(look_on(self._driver, outputs.ordinal), place, stream)
         return status
 
-    def _look(self, ordinal: int, place: tuple[int, int, int, int], stream: int | None) -> None:
+    def _look(
+        self, look: LoadedFunction, place: tuple[int, int, int, int], stream: int | None
+    ) -> None:
         address, elements, item, left = place
         values = (
             ctypes.c_uint64(address), ctypes.c_uint64(elements), ctypes.c_uint(item),
@@ -137,8 +163,10 @@ class Fills:
         )  # fmt: skip
         table = (ctypes.c_void_p * 4)(*map(ctypes.addressof, values))
         blocks = min(-(-elements // _THREADS), 1 << 16)
-        function = look_on(self._driver, ordinal)
-        self._cuda(function.handle, blocks, 1, 1, _THREADS, 1, 1, 0, stream, table, None)
+        self._cuda(look.handle, blocks, 1, 1, _THREADS, 1, 1, 0, stream, table, None)
+
+
+_between = lru_cache(maxsize=4)(_Between)
 
 
 @lru_cache(maxsize=16)

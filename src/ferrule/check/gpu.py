@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from ..errors import DeviceError, ToolchainError
 from ..kernel import Kernel
 from ..spec import Facts, Launch, Spec
 from ..tools.driver import Driver, LoadedFunction
-from .filled import Fills
+from .filled import ARRAYS, Fills
 from .launches import texts
 from .launches.watched import written_not_finite
 from .reports.findings import Finding, Position
 
 # Of include/cuda_counted.h: `entry`, `left`, how many there are of each, and what follows them.
 _ENTRY, _LEFT, _REST = struct.Struct("<QQqQ3I3I"), struct.Struct("<QQ"), struct.Struct("<QQII")
-_ROOM, _ARRAYS = 256, 64
+_ROOM = 256
 _UNWRITTEN = _ROOM * _ENTRY.size
-_TAIL = _UNWRITTEN + _ARRAYS * _LEFT.size
+_TAIL = _UNWRITTEN + ARRAYS * _LEFT.size
 _SIZE = _TAIL + _REST.size
 _READ, _WRITE, _NAN, _INFINITY = range(1, 5)
 _GUARD = "Guard the access with the array's size, or launch fewer threads."
@@ -60,8 +62,8 @@ class Counted:
         )
         sizes = f"grid {launch.grid}, threadgroup {launch.threadgroup}"
         self._described = ", ".join([sizes, *shapes])
-        self._dtypes = [fact.dtype for fact in arrays]
-        with driver.current(function.context), driver.uncaptured():
+        # What a CUDA graph counted after an earlier check.
+        with suppress(DeviceError), driver.current(function.context), driver.uncaptured():
             driver.clear(function.counted, _SIZE, 0)
 
     @property
@@ -94,7 +96,7 @@ class Counted:
 
     def _unwritten(self, data: bytes) -> Iterator[Finding]:
         """Of outputs that were filled before with what no kernel writes."""
-        for i, name in enumerate(self._names[:_ARRAYS]):
+        for i, name in enumerate(self._names[:ARRAYS]):
             times, first = _LEFT.unpack_from(data, _UNWRITTEN + i * _LEFT.size)
             if times:
                 what = "1 element" if times == 1 else f"{times:,} elements"
@@ -173,7 +175,8 @@ class OnGpus:
             self._counted[function] = known
         if self._unwritten:
             self._fills = self._fills or Fills(driver)
-            self._fills.know(function, spec, launch, known[1].unwritten)
+            with suppress(ToolchainError):
+                self._fills.know(function, spec, launch, known[1].unwritten)
 
     def read(self) -> Iterator[tuple[Kernel, list[Finding], int, int]]:
         """Of each kernel what it counted, as `Counted.findings`; waits for the GPUs."""

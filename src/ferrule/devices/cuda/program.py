@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ...errors import DeviceError
+from ...errors import DeviceError, ToolchainError
 from ...source.cuda.launch import (
     ALIGNMENT,
     COUNTED,
@@ -255,7 +255,15 @@ class CudaProgram:
             launch = launch._replace(aligned=False)
         guards = self._guards()
         key = (launch.grid, launch.threadgroup, launch.aligned, guards)
-        return self._plans.get(key) or self._made(launch, guards, key)
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        try:
+            return self._made(launch, guards, key)
+        except ToolchainError:  # what is in the cache has no counters
+            if guards != COUNTED:
+                raise
+            return self._made(launch, robust.guards(), key)
 
     def _guards(self) -> str:
         """What is done about accesses outside of arrays: in a check they are counted."""
