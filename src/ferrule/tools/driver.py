@@ -221,12 +221,10 @@ class Driver(Libcuda):
                 most = self._attribute_of(kernel, _KERNEL_THREADS, device)
             if shared:
                 self._call("cuKernelSetAttribute", _KERNEL_DYNAMIC, shared, kernel, device)
-            printed = self.variable(library, image, PRINTED)
-            counted = self.variable(library, image, COUNTED)
+            names = {"printed": PRINTED, "counted": COUNTED}
+            found = {key: self.variable(library, image, name) for key, name in names.items()}
             handle = self._handle(kernel)
-            return LoadedFunction(
-                handle, ordinal, context, shared, most, printed=printed, counted=counted
-            )
+            return LoadedFunction(handle, ordinal, context, shared, most, **found)
 
     def load_all(
         self, ordinal: int, image: bytes, symbols: Mapping[str, str]
