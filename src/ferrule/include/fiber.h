@@ -98,6 +98,14 @@ FR_QUIET FR_FN fiber& self() { return *fr_fibers->current; }
 
 inline unsigned matrix_own_lane() { return self().index % 32; }
 
+// Of functions that change stacks, a compiler must not know what they do: else it takes a static variable, which the
+// asm cannot name, for what it was before other threads ran.
+#if defined(__clang__)
+#define FR_OPAQUE __attribute__((noinline, optnone))
+#else
+#define FR_OPAQUE __attribute__((noinline, noipa))
+#endif
+
 // Go on where the stack `to` was left, and leave this one. Neither a call nor a return: processors
 // foretell returns by the calls before them, which are another fiber's then, but at the same place.
 FR_QUIET FR_FN void switch_stack(void** save, void* to) {
@@ -121,7 +129,7 @@ FR_QUIET FR_FN void switch_stack(void** save, void* to) {
         "xmm14", "xmm15"
 #if defined(__AVX512F__)
         , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
-        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+        "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
 #endif
   );
 #else
@@ -158,7 +166,7 @@ FR_QUIET inline fiber* next_lane(fibers* f) {
 
 // The thread that runs waits, or has ended. The next lane goes on, without the scheduler, which other texts ask after
 // each one.
-FR_QUIET static __attribute__((noinline)) void suspend() {
+FR_QUIET static FR_OPAQUE void suspend() {
   fibers* f = fr_fibers;
   void** save = &f->current->stack_pointer;
 #if !defined(FR_CUDA_LANES) && !defined(FR_STOPS)
@@ -212,7 +220,7 @@ FR_APART void operate(unsigned place, void** operands, void (*run)(unsigned, voi
 
 // -- scheduler -----------------------------------------------------------------------------------
 
-FR_QUIET inline void run(fibers* f, fiber& lane) {
+FR_QUIET static FR_OPAQUE void run(fibers* f, fiber& lane) {
   f->current = &lane;
   switch_stack(&f->scheduler, lane.stack_pointer);
 #if defined(FR_STOPS)

@@ -287,7 +287,7 @@ class CudaProgram:
 
     def _loaded(self, launch: Launch, guards: str) -> tuple[Form, LoadedFunction]:
         """The form of a launch, and what is loaded for it."""
-        key = (*possible_forms(launch), most_registers(launch), guards)
+        key = (guards, *possible_forms(launch), most_registers(launch))
         with self._lock:
             loaded = self._functions.get(key)
             if loaded is None:
