@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cuda_on_cpu
 import ferrule
 import warps
 from ferrule.check.gpu import Counted
@@ -66,18 +67,10 @@ def counted(
     warps.launch(kernel, [x], text=run, init_value=0, **call)  # to learn where the table is
     driver: Any = Memory()
     function = LoadedFunction(1, 0, 1, 0, 1024, counted=at.value)
-    known: Any = [facts_of(x), facts_of(np.zeros(size, dtype))]
+    known: Any = [cuda_on_cpu.facts(x), cuda_on_cpu.facts(np.zeros(size, dtype))]
     table = Counted(driver, function, spec, known, launch)
     (y,), _, _ = warps.launch(kernel, [x], text=run, init_value=0, **call)
     return y, table.findings()[0]
-
-
-def facts_of(array: Array) -> Any:
-    from ferrule import dtypes
-    from ferrule.spec import Facts
-
-    strides = tuple(s // array.itemsize for s in array.strides)
-    return Facts(dtypes.of(array.dtype), array.shape, strides, array.ctypes.data, "cuda:0")
 
 
 @given(size=st.integers(1, 200), by=st.integers(-70, 70), group=st.sampled_from([32, 64]))
@@ -156,12 +149,15 @@ def test_guards_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     device = CudaDevice()
     monkeypatch.delenv("FERRULE_ROBUST", raising=False)
+    ferrule.set_robust(None)  # asks again
     assert device.text(spec, launch) == texts[ROBUST]
     monkeypatch.setenv("FERRULE_ROBUST", "0")
+    ferrule.set_robust(None)
     assert device.text(spec, launch) == texts[UNGUARDED]
     ferrule.set_robust(True)
     try:
         assert device.text(spec, launch) == texts[ROBUST]
     finally:
+        monkeypatch.undo()
         ferrule.set_robust(None)
     assert len(set(texts.values())) == 3 and "fr_view" not in texts[UNGUARDED]

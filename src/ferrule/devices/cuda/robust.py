@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from ... import _env
 from ...source.cuda.launch import ROBUST, UNGUARDED
 
@@ -23,9 +25,15 @@ def set_robust(on: bool | None) -> None:
     """
     global _chosen
     _chosen = on
+    _asked.cache_clear()
+
+
+@cache
+def _asked() -> bool:
+    """What the environment says: launches ask each time."""
+    return (_env.get(_env.ROBUST) or "1") != "0"
 
 
 def guards() -> str:
     """What is done about accesses outside of arrays."""
-    robust = (_env.get(_env.ROBUST) or "1") != "0" if _chosen is None else _chosen
-    return ROBUST if robust else UNGUARDED
+    return ROBUST if (_asked() if _chosen is None else _chosen) else UNGUARDED

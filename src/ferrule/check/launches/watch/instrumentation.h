@@ -14,22 +14,21 @@ HOOK void __tsan_vptr_read(void**) {}
     if (LIKELY(plain(uintptr_t(p), BYTES, WRITE, CALLER))) return;                         \
     access(uintptr_t(p), BYTES, WRITE, false, CALLER);                                     \
   }
+#define CHANGE(NAME, BYTES)                                                                \
+  HOOK void __tsan_##NAME(void* p) {                                                       \
+    access(uintptr_t(p), BYTES, false, false, CALLER);                                     \
+    access(uintptr_t(p), BYTES, true, false, CALLER);                                      \
+  }
 #define ACCESSES(BYTES)                                                                    \
   ACCESS(read##BYTES, BYTES, false) ACCESS(write##BYTES, BYTES, true)                      \
   ACCESS(unaligned_read##BYTES, BYTES, false) ACCESS(unaligned_write##BYTES, BYTES, true)  \
   ACCESS(volatile_read##BYTES, BYTES, false) ACCESS(volatile_write##BYTES, BYTES, true)    \
   ACCESS(unaligned_volatile_read##BYTES, BYTES, false)                                     \
   ACCESS(unaligned_volatile_write##BYTES, BYTES, true)                                     \
-  HOOK void __tsan_read_write##BYTES(void* p) {                                            \
-    access(uintptr_t(p), BYTES, false, false, CALLER);                                     \
-    access(uintptr_t(p), BYTES, true, false, CALLER);                                      \
-  }                                                                                        \
-  HOOK void __tsan_unaligned_read_write##BYTES(void* p) {                                  \
-    access(uintptr_t(p), BYTES, false, false, CALLER);                                     \
-    access(uintptr_t(p), BYTES, true, false, CALLER);                                      \
-  }
+  CHANGE(read_write##BYTES, BYTES) CHANGE(unaligned_read_write##BYTES, BYTES)
 ACCESSES(1) ACCESSES(2) ACCESSES(4) ACCESSES(8) ACCESSES(16)
 #undef ACCESSES
+#undef CHANGE
 #undef ACCESS
 
 HOOK void __tsan_read_range(void* p, size_t n) { access_range(uintptr_t(p), n, false, CALLER); }
@@ -54,6 +53,17 @@ HOOK void* __tsan_memset(void* to, int v, size_t n) {
     *p = T(OPERATION);                                                                        \
     return old;                                                                               \
   }
+#define COMPARE(BITS, T, HOW)                                                                \
+  HOOK int __tsan_atomic##BITS##_compare_exchange_##HOW(volatile T* p, T* c, T v, int, int) { \
+    atomic_access(uintptr_t(p), sizeof(T), true, true, CALLER);                               \
+    const T old = *p;                                                                         \
+    if (old == *c) {                                                                          \
+      *p = v;                                                                                 \
+      return 1;                                                                               \
+    }                                                                                         \
+    *c = old;                                                                                 \
+    return 0;                                                                                 \
+  }
 #define ATOMICS(BITS, T)                                                                      \
   HOOK T __tsan_atomic##BITS##_load(const volatile T* p, int) {                               \
     atomic_access(uintptr_t(p), sizeof(T), true, false, CALLER);                              \
@@ -69,26 +79,7 @@ HOOK void* __tsan_memset(void* to, int v, size_t n) {
     *p = v;                                                                                   \
     return old;                                                                               \
   }                                                                                           \
-  HOOK int __tsan_atomic##BITS##_compare_exchange_strong(volatile T* p, T* c, T v, int, int) { \
-    atomic_access(uintptr_t(p), sizeof(T), true, true, CALLER);                               \
-    const T old = *p;                                                                         \
-    if (old == *c) {                                                                          \
-      *p = v;                                                                                 \
-      return 1;                                                                               \
-    }                                                                                         \
-    *c = old;                                                                                 \
-    return 0;                                                                                 \
-  }                                                                                           \
-  HOOK int __tsan_atomic##BITS##_compare_exchange_weak(volatile T* p, T* c, T v, int, int) {  \
-    atomic_access(uintptr_t(p), sizeof(T), true, true, CALLER);                               \
-    const T old = *p;                                                                         \
-    if (old == *c) {                                                                          \
-      *p = v;                                                                                 \
-      return 1;                                                                               \
-    }                                                                                         \
-    *c = old;                                                                                 \
-    return 0;                                                                                 \
-  }                                                                                           \
+  COMPARE(BITS, T, strong) COMPARE(BITS, T, weak)                                             \
   HOOK T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T c, T v, int, int) {      \
     atomic_access(uintptr_t(p), sizeof(T), true, true, CALLER);                               \
     const T old = *p;                                                                         \
@@ -99,6 +90,7 @@ HOOK void* __tsan_memset(void* to, int v, size_t n) {
   FETCH(BITS, T, or, old | v) FETCH(BITS, T, xor, old ^ v) FETCH(BITS, T, nand, ~(old & v))
 ATOMICS(8, uint8_t) ATOMICS(16, uint16_t) ATOMICS(32, uint32_t) ATOMICS(64, uint64_t)
 #undef ATOMICS
+#undef COMPARE
 #undef FETCH
 
 HOOK void __tsan_atomic_thread_fence(int) {
