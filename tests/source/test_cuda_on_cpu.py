@@ -356,7 +356,9 @@ def test_shared_memory_is_registered() -> None:
     arrays = [np.zeros(4, np.float32) for _ in range(2)]
     given = [cuda_on_cpu.facts(array) for array in arrays]
     launch = Launch((1, 1, 1), (1, 1, 1), ((4,),), None, ())
-    result = watched.run(instrumented(spec), spec, given[:1], given[1:], launch, watched.Options())
+    result = watched.run(
+        instrumented(spec), watched.Call(spec, given[:1], given[1:], launch), watched.Options()
+    )
     found = [(a.line, a.name, a.bytes) for a in result.arrays if a.shape is None]
     pointer = ctypes.sizeof(ctypes.c_void_p)
     assert sorted(found) == sorted([

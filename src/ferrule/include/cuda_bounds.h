@@ -165,8 +165,8 @@ struct most {
   template <class T> FR_FN explicit most(T v)
       : value(static_cast<unsigned>(v)),
         known(!(v < T(0)) && static_cast<unsigned long long>(v) < 1ull << 31) {}
-  // Of what is less than this, and than a number that is not 0.
-  FR_FN most fr_below() const { return {value ? value - 1 : 0, known}; }
+  // Of what is not negative, and less than this by a number; 0 where that cannot be.
+  FR_FN most fr_below(unsigned n) const { return {value < n ? 0 : value - n, known}; }
   FR_FN most fr_last() const { return {value - 1, known}; }
   // By what is the same for all.
   FR_FN most fr_over(most n) const {

@@ -1,5 +1,5 @@
 """What a body reads and writes, and when: each access with its index, its conditions, its place
-between barriers.
+between barriers. Proofs (`check.proofs`) and robust mode on CUDA (`source.cuda.bounds`) ask it.
 
 A body runs here once, for any thread, on terms in place of numbers (`terms`). What is not
 understood becomes an `Unsupported` with its line; nothing is left out silently. Whatever has no
@@ -18,6 +18,8 @@ anything that its type holds: what is proved of all unknowns holds for those tha
 `expressions`    expressions; `calls`: casts, functions of the library and of the header
 `functions`      what the author's functions are declared with
 `statements`     declarations, branches, jumps; `loops`: loops
+`hidden`         what hides from a reader that a variable is written
 `read`           a kernel's body, from its text to its accesses
+`limits`         what conditions at a place say of terms: how large they are
 ===============  =================================================================================
 """

@@ -36,6 +36,9 @@ COMPARISONS: dict[str, Callable[[Term, Term], Term]] = {
 
 def binary(m: Machine, node: Node, op: str, a: Value, b: Value) -> Value:
     """The value of ``a op b``; those that decide by ``a`` whether to evaluate ``b`` apart."""
+    if isinstance(a, Type) or isinstance(b, Type):
+        m.refuse(node, f"{op} of a type is not followed")
+        return Opaque()
     if isinstance(a, Pointer) or isinstance(b, Pointer):
         return _of_pointers(m, node, op, a, b)
     if isinstance(a, Vector) or isinstance(b, Vector):
@@ -78,7 +81,7 @@ def computed(m: Machine, node: Node, op: str, x: Term, y: Term, kind: Kind) -> T
 
 def fits(m: Machine, node: Node, term: Term, kind: Kind) -> Term:
     """The result of an operation: of an unsigned type it wraps, of a signed one it must fit."""
-    if not kind.signed:
+    if m.wraps or not kind.signed:
         return terms.wrap(term, kind)
     if not terms.within(term, kind):
         m.oblige(node, "overflow", term, kind)
@@ -176,6 +179,8 @@ def _of_vectors(m: Machine, node: Node, op: str, a: Value, b: Value) -> Value:
     def part(value: Value, i: int) -> Value:
         if isinstance(value, Vector):
             return Scalar(value.parts[i], value.kind) if i < len(value.parts) else Opaque()
+        if isinstance(value, Scalar):  # becomes a vector of the other's type first
+            return Scalar(terms.wrap(as_number(value), vector.kind), vector.kind)
         return value
 
     results = [binary(m, node, op, part(a, i), part(b, i)) for i in range(many)]

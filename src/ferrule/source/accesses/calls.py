@@ -9,7 +9,8 @@ from tree_sitter import Node
 
 from .. import words
 from ..dialect import SIMD_OPS
-from ..syntax import call_arguments, callee, field, kinds, part
+from ..loops.assignments import WRITES_ARGUMENTS
+from ..syntax import call_arguments, called, callee, field, kinds, part
 from . import terms
 from .arithmetic import binary, fits
 from .attributes import attribute
@@ -49,12 +50,21 @@ _VOTES = frozenset({"simd_all", "simd_any", "simd_is_first", "quad_all", "quad_a
                     "quad_is_first"})  # fmt: skip
 _CASTS = frozenset({"static_cast", "reinterpret_cast", "const_cast", "fr_as"})
 _DEEPEST = 12
+# What functions of values alone have none of.
+_OF_MEMORY = (
+    "subscript_expression", "pointer_expression", "pointer_declarator", "reference_declarator",
+    "abstract_pointer_declarator", "abstract_reference_declarator", "lambda_expression",
+)  # fmt: skip
 _PREDICATES = frozenset({"isnan", "isinf", "isfinite", "isnormal", "signbit", "any", "all"})
 # Of the library's functions of integers: those whose results are of their operand's type.
 _LIKE_FIRST = words(
     "popcount clz ctz reverse_bits rotate mulhi absdiff hadd rhadd addsat subsat mad24 mul24 "
     "madhi madsat extract_bits insert_bits"
 )
+_CHANGING = words("assignment_expression update_expression")
+_OF_METAL = re.compile(r"(::)?(fr::|metal::|fast::|precise::|simd::)")
+_MISSING = Opaque(Type("an argument that is not given"))
+_OF_LIBRARY = _ELEMENTWISE | _VOTES | _PREDICATES | _LIKE_FIRST | SIMD_OPS
 
 
 class Calls(Expressions):
@@ -76,10 +86,16 @@ class Calls(Expressions):
         if function.type == "lambda_expression":
             value = self.evaluate(function)
             return self._inlined(node, value, ()) if isinstance(value, Function) else Opaque()
+        if len(call_arguments(node)) > 1 and any(kinds(part(node, "arguments"), *_CHANGING)):
+            self.refuse(node, "in which order arguments are evaluated is not known")
+        if function.type == "qualified_identifier" and not _OF_METAL.match(text):
+            self.refuse(node, f"{text} is not followed")
         own = self.look_up(name) if function.type == "identifier" else None
         if isinstance(own, Function):
             return self._inlined(node, own, ())
         if name in self.functions and not text.startswith(("metal::", "::fr::")):
+            if name in _OF_LIBRARY:
+                self.refuse(node, f"which {name} is meant, the library's or another, is not known")
             return self._own(node, name, function)
         if name in _CASTS or name == "as_type":
             return self._cast_call(node, name, function)
@@ -94,6 +110,8 @@ class Calls(Expressions):
             return self._matrix(node, name, arguments)
         if name.startswith("atomic_"):
             return self._atomic(node, name, arguments)
+        if function.type == "parenthesized_expression" or isinstance(own, (Place, Reference)):
+            self.refuse(node, f"what {self.tree.text(function)} calls is not known")
         type_ = self._constructed(function)
         values = [self.evaluate(a) for a in arguments]
         if type_ is not None:
@@ -103,6 +121,8 @@ class Calls(Expressions):
     # -- the library -------------------------------------------------------------------------------
 
     def _library(self, node: Node, name: str, values: list[Value]) -> Value:
+        if name in WRITES_ARGUMENTS and any(isinstance(v, (Scalar, Vector)) for v in values):
+            self.refuse(node, f"what {name} writes is not followed")
         if name == "elem_to_loc" and (place := self._location(node, values)) is not None:
             return place
         for value in values:
@@ -182,9 +202,9 @@ class Calls(Expressions):
         base = self.evaluate(part(function, "argument"))
         if re.match(r"sw[zr]\b", name):
             return self.swizzled(base, text[text.rfind(name) :])
-        values = [self.evaluate(a) for a in call_arguments(node)]
-        if any(isinstance(v, (Pointer, Address, Function)) for v in (base, *values)):
-            self.refuse(node, f"the method {name} is not followed")
+        for argument in call_arguments(node):
+            self.evaluate(argument)
+        self.refuse(node, f"the method {name} is not followed")
         return Opaque(Type("", None, 64))
 
     def _cast_call(self, node: Node, name: str, function: Node) -> Value:
@@ -214,7 +234,7 @@ class Calls(Expressions):
         return found if known else None
 
     def _construct(self, node: Node, to: Type, values: list[Value]) -> Value:
-        if any(isinstance(v, (Pointer, Address)) for v in values):
+        if any(isinstance(v, (Pointer, Address, Function)) for v in values):
             self.refuse(node, f"{to.name}, which is made of a pointer, is not followed")
             return Opaque(to)
         if not values and to.kind is not None:
@@ -245,7 +265,7 @@ class Calls(Expressions):
         if not isinstance(place, Pointer):
             self.refuse(node, f"what {name} works on is not known")
             return Opaque()
-        self.access(node, place, "atomic")
+        self.access(arguments[0], place, "atomic")
         if "compare_exchange" in name:
             return condition(terms.unknown(name, None))
         return fresh(place.type, name)
@@ -283,7 +303,8 @@ class Calls(Expressions):
 
     def _barrier(self, node: Node, name: str) -> Value:
         if not all(map(self.is_uniform, self.branches)):
-            self.refuse(node, f"a {name} that some threads of the group may not reach")
+            why = f"a {name} that some threads of the group may not reach"
+            self.refuse(node, why, hides=False)
         flags = self.tree.text(field(node, "arguments"))
         group, device = "mem_threadgroup" in flags, "mem_device" in flags
         whole = name == "threadgroup_barrier"
@@ -305,7 +326,10 @@ class Calls(Expressions):
                 fitting.append(each)
         if len(fitting) != 1:
             values = [self.evaluate(argument) for argument in call_arguments(node)]
-            plain = all(map(_is_plain, fitting)) and fitting
+            own = self.functions.keys()
+            plain = fitting and all(
+                _is_plain(f) and not called(f.tree, f.node) & own for f in fitting
+            )
             if not plain or any(isinstance(v, (Pointer, Address, Function)) for v in values):
                 self.refuse(node, f"which {name} is meant is not known")
             return Opaque()
@@ -335,7 +359,7 @@ class Calls(Expressions):
             if name not in scope:
                 scope[name] = Type(name) if is_type else Opaque()
                 if not is_type:
-                    self.refuse(node, f"the template's {name} is not known")
+                    self.refuse(node, f"the template's {name} is not known", hides=False)
         caller = self.tree, self.where, self.scopes, self.path
         outer = function.scopes if function.scopes is not None else (self.scopes[0],)
         self.tree, self.where, self.scopes = function.tree, function.where, [*outer, scope]
@@ -363,7 +387,12 @@ class Calls(Expressions):
     def _argument(self, parameter: Parameter, argument: Node | None) -> Named:
         """What a parameter is given: a place, where it is a reference that may be written."""
         if argument is None:
-            return Opaque()
+            return _MISSING
+        if parameter.reference and parameter.is_const and argument.type == "identifier":
+            named, kind = self.look_up(self.tree.text(argument)), type_of(parameter.type, {}).kind
+            held = self.cells[named.cell] if isinstance(named, Place) else None
+            if isinstance(named, Place) and isinstance(held, Scalar) and kind in (None, held.kind):
+                return named  # it sees what others do to the variable meanwhile
         if parameter.reference and not parameter.is_const:
             place = self.place(argument)
             if isinstance(place, Place) and place.component is None:
@@ -394,8 +423,9 @@ class Calls(Expressions):
     def _bind(self, parameter: Parameter, value: Named, scope: dict[str, Named]) -> None:
         if not parameter.name:
             return
-        if isinstance(value, Opaque) and parameter.default is not None:
-            value = self.evaluate(parameter.default)
+        if value == _MISSING:
+            default = parameter.default
+            value = Opaque() if default is None else self.evaluate(default)
         if isinstance(value, (Place, Reference, Function)):
             scope[parameter.name] = value
             return
@@ -409,5 +439,9 @@ class Calls(Expressions):
 
 def _is_plain(function: Function) -> bool:
     """Whether a function is of values alone: it reads and writes no memory."""
-    text = function.tree.text(function.node)
-    return not re.search(r"[\[*&]|barrier|atomic", text)
+    tree, node = function.tree, function.node
+    if re.search("barrier|atomic|prefetch|\\[|for|while", tree.text(node)) or any(
+        kinds(node, *_OF_MEMORY)
+    ):
+        return False
+    return not called(tree, node) & {"simdgroup_load", "simdgroup_store"}

@@ -103,17 +103,18 @@ class Expressions(Machine):
             return self.load(node, named if isinstance(named, Place) else named.pointer)
         if named is None:
             if name not in _CONSTANTS and not name.startswith("memory_order_"):
-                self.refuse(node, f"{name} is not known")
+                self.refuse(node, f"{name} is not known", hides=False)
             return Opaque()
         return named
 
     def _of_qualified_identifier(self, node: Node) -> Value:
         """A name in a namespace: a constant of the library."""
-        last = self.tree.text(node).rsplit("::", 1)[-1].strip()
-        named = self.look_up(last) if not self.tree.text(node).startswith("::fr") else None
-        if isinstance(named, (Place, Reference)):
-            return self.load(node, named if isinstance(named, Place) else named.pointer)
-        return named if named is not None else Opaque()
+        text = self.tree.text(node)
+        if not text.startswith(("::fr", "metal::", "::metal", "mem_flags", "memory_order")):
+            last = text.rsplit("::", 1)[-1].strip()
+            if ("Limits" not in text and "numeric_limits" not in text) or self.look_up(last):
+                self.refuse(node, f"{text} is not followed")
+        return Opaque()
 
     def _of_parenthesized_expression(self, node: Node) -> Value:
         inner = [child for child in node.named_children if child.type != "comment"]
@@ -129,13 +130,10 @@ class Expressions(Machine):
         self.uniform.add(constant)
         return condition(constant) if "is_" in self.tree.text(node) else Opaque()
 
-    def _of_lambda_expression(self, node: Node) -> Value:
-        return Function(self.tree, node, self.where, tuple(self.scopes))
-
     def _of_initializer_list(self, node: Node) -> Value:
         for child in node.named_children:
             value = Opaque() if child.type == "comment" else self.evaluate(child)
-            if isinstance(value, (Pointer, Address)):
+            if isinstance(value, (Pointer, Address, Function)):
                 self.refuse(child, "a pointer in a list of values is not followed")
         return Opaque()
 
@@ -201,13 +199,10 @@ class Expressions(Machine):
     def _of_assignment_expression(self, node: Node) -> Value:
         left, right = part(node, "left"), part(node, "right")
         op = node.children[1].type
-        if op == "=":
-            value = self.evaluate(right)
-            place = self.place(left)
-        else:
-            place = self.place(left)
-            old = self.load(left, place)
-            value = binary(self, node, op[:-1], old, self.evaluate(right))
+        value = self.evaluate(right)
+        place = self.place(left)
+        if op != "=":
+            value = binary(self, node, op[:-1], self.load(left, place), value)
         return self.store(left, place, value)
 
     def _of_update_expression(self, node: Node) -> Value:
@@ -232,7 +227,7 @@ class Expressions(Machine):
                 return Row(named)
             if isinstance(named, Place):
                 return named
-            self.evaluate(node)
+            self.refuse(node, f"where {self.tree.text(node)} lies is not known")
             return None
         if node.type == "subscript_expression":
             return self._element(node)
@@ -261,8 +256,8 @@ class Expressions(Machine):
             return None
         if node.type == "call_expression":
             self._swizzle_written(node)
-            value = self.evaluate(node)
-            if isinstance(value, Pointer):
+            self.evaluate(node)
+            if part(node, "function").type != "field_expression":
                 self.refuse(node, "a call that gives a place is not followed")
             return None
         self.refuse(node, f"{node.type.replace('_', ' ')} as a place is not followed")
@@ -304,6 +299,7 @@ class Expressions(Machine):
                     return named
                 if index is not None and index.term.op == "const":
                     return Place(named.cell, index.term.value)
+                self.refuse(node, "a lane that a variable chooses is not followed")
                 return None
         base = self.evaluate(argument)
         if len(inner) != 1:
@@ -463,6 +459,8 @@ class Expressions(Machine):
         if "*" in pointed:
             self.refuse(node, "a pointer to pointers is not followed")
             return Opaque()
+        if isinstance(value, Address):
+            self.refuse(node, "the address of a variable that is cast is not followed")
         return self.cast_pointer(value, type_of(pointed, self.types))
 
     def cast_pointer(self, value: Value, to: Type) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tree_sitter import Node
 
@@ -11,7 +11,17 @@ from ..cpp import NotSplittable
 from ..loops.statements import Loop as Parts
 from ..loops.statements import branch_statements, expression, loop_parts
 from ..loops.statements import jumps as jumps_of
-from ..syntax import call_arguments, called, callee, field, part, unbracketed, walk
+from ..syntax import (
+    call_arguments,
+    called,
+    callee,
+    declarators,
+    declared_name,
+    field,
+    part,
+    unbracketed,
+    walk,
+)
 from . import terms
 from .arithmetic import moved
 from .functions import parameters_of
@@ -69,7 +79,8 @@ class Loops(Statements):
                     self.run(parts.start)
                 else:
                     self.evaluate(parts.start)
-            if node.type == "do_statement" and parts.condition is not None:
+            stays = not any(True for _ in jumps_of(parts.body))
+            if node.type == "do_statement" and parts.condition is not None and stays:
                 c = self.tree.text(unbracketed(parts.condition))
                 if c in ("0", "false"):
                     return self.run_all(branch_statements(parts.body))
@@ -104,6 +115,11 @@ class Loops(Statements):
         seen: set[str] = set()
         while nodes:
             for node in walk(nodes.pop()):
+                if node.type == "identifier" and self.tree.text(node) not in seen:
+                    named = self.look_up(self.tree.text(node))
+                    if isinstance(named, Function) and named.tree is self.tree:
+                        seen.add(self.tree.text(node))
+                        nodes.append(named.node)
                 for name in self._changed_names(node):
                     named = self.look_up(name)
                     if isinstance(named, Place):
@@ -111,16 +127,19 @@ class Loops(Statements):
                         held = self.cells.get(named.cell)
                         if isinstance(held, Address):
                             changes[held.place.cell] += 2
-                    elif isinstance(named, Function) and name not in seen and (
-                        named.tree is self.tree
-                    ):  # fmt: skip
-                        seen.add(name)
-                        nodes.append(named.node)
+                    for scope in self.scopes if seen else ():  # a lambda's names are of its place
+                        other = scope.get(name)
+                        if isinstance(other, Place) and other is not named:
+                            changes[other.cell] += 2
         return changes
 
     def _changed_names(self, node: Node) -> Iterator[str]:
         if node.type == "assignment_expression":
             yield from self._base_name(part(node, "left"))
+        elif node.type == "init_declarator" and (
+            part(node, "declarator").type == "reference_declarator"
+        ):
+            yield from self._base_name(part(node, "value"))
         elif node.type == "update_expression" or (
             node.type == "pointer_expression" and node.children[0].type == "&"
         ):
@@ -132,8 +151,6 @@ class Loops(Statements):
                 yield from self._base_name(part(function, "argument"))
             named = self.look_up(name)
             candidates = [named] if isinstance(named, Function) else self.functions.get(name, [])
-            if isinstance(named, Function):
-                yield name
             for function_ in candidates:
                 yield from self._passed_names(function_, node)
 
@@ -174,16 +191,18 @@ class Loops(Statements):
         """The variables that each round changes by as much, and by how much."""
         updates: list[Node] = []
         if node.type == "for_statement" and parts.update is not None:
-            updates = list(_between_commas(parts.update))
-        elif node.type == "while_statement":
-            body = branch_statements(parts.body)
-            last = expression(body[-1]) if body else None
-            skips = any(jump.type == "continue_statement" for jump in jumps_of(parts.body))
-            updates = [last] if last is not None and not skips else []
+            updates += _between_commas(parts.update)
+        if all(jump.type != "continue_statement" for jump in jumps_of(parts.body)):
+            updates += filter(None, map(expression, branch_statements(parts.body)))
+        own = {
+            self.tree.text(declared_name(d))
+            for node in walk(parts.body) if node.type == "declaration"
+            for d in declarators(node)
+        }  # fmt: skip
         steps: dict[int, Term] = {}
         for update in updates:
             found = self._step(update, changes)
-            if found is not None:
+            if found is not None and own.isdisjoint(self._changed_names(update)):
                 steps[found[0]] = found[1]
         return steps
 
@@ -267,7 +286,8 @@ class Loops(Statements):
         jumps, rounds = self._one_round(node, parts, changes, steps, passed)
         if any(p is not terms.const(0) for p in passed):
             if rounds is None or not all(map(self.is_same_each_round, passed)):
-                self.refuse(node, "barriers in a loop whose rounds cannot be counted")
+                why = "barriers in a loop whose rounds cannot be counted"
+                self.refuse(node, why, hides=False)
                 rounds = terms.const(0)
             self.times = Times(
                 *(terms.add(t, terms.mul(rounds, p))
@@ -298,6 +318,7 @@ class Loops(Statements):
         if parts.condition is not None and not is_do:
             holds = as_condition(self.evaluate(parts.condition))
         rounds = None if is_do else _rounds_of(holds, counter)
+        self.ends = self.ends and rounds is not None
         if self.is_uniform(terms.replaced(holds, {counter: terms.const(0)})) and all(
             self.is_uniform(term) for term in steps.values()
         ):
@@ -316,11 +337,7 @@ class Loops(Statements):
         jumps = self.run_all(branch_statements(parts.body))
         for cell, step in steps.items():
             self._oblige_step(node, before.cells[cell], step, counter)
-        if parts.update is not None:
-            for update in _between_commas(parts.update):
-                stepped = self._step(update, changes)
-                if stepped is None:
-                    self.evaluate(update)
+        self._run_updates(parts, changes, before.cells, counter)
         self._end = Times(*(terms.add(b, terms.sub(e, s)) for b, s, e in
                             zip(before.times, start, self.times, strict=True)))  # fmt: skip
         carried = {c: (v, self.cells[c]) for c, v in in_round.items() if c not in steps}
@@ -345,6 +362,23 @@ class Loops(Statements):
             value = fresh_like(value, "what a loop returns")
         return [Jump("return", (*before.path, gone), value)], whole
 
+    def _run_updates(
+        self, parts: Parts, changes: Counter[int], first: Mapping[int, Value], counter: Term
+    ) -> None:
+        """Run what a loop's head does behind a round: of steps, those behind find the result.
+
+        Args:
+            first: what variables hold in front of the loop.
+        """
+        for update in _between_commas(parts.update) if parts.update is not None else ():
+            stepped = self._step(update, changes)
+            if stepped is None:
+                self.evaluate(update)
+                continue
+            cell, step = stepped
+            behind = terms.add(counter, terms.const(1))
+            self.cells[cell] = self._in_round(first[cell], step, behind)
+
     def _in_round(self, held: Value, step: Term | None, counter: Term) -> Value:
         """What a variable holds in a round."""
         if step is None:
@@ -353,7 +387,8 @@ class Loops(Statements):
         if isinstance(held, Pointer):
             return moved(self, held, Scalar(by, LONG))
         if isinstance(held, Scalar):
-            return Scalar(terms.add(as_number(held), by), held.kind)
+            total = terms.add(as_number(held), by)
+            return Scalar(terms.wrap(total, held.kind) if self.wraps else total, held.kind)
         return held
 
     def _behind(self, held: Value, step: Term | None, rounds: Term | None) -> Value:
@@ -364,7 +399,7 @@ class Loops(Statements):
 
     def _oblige_step(self, node: Node, held: Value, step: Term, counter: Term) -> None:
         """A counter must not wrap: it would begin anew."""
-        if isinstance(held, Scalar):
+        if isinstance(held, Scalar) and not self.wraps:
             behind = terms.add(counter, terms.const(1))
             next_ = terms.add(as_number(held), terms.mul(step, behind))
             self.oblige(node, "overflow" if held.kind.signed else "wrap", next_, held.kind)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
-from ..syntax import Tree
+from ..syntax import Tree, unbracketed
 from . import terms
 from .kinds import Kind, Type
 from .model import Access, Array, Loop, Obligation, Times, Unsupported
@@ -66,11 +66,12 @@ class Machine:
         branches: those of them that others of the threadgroup may wait behind.
         loops: around this place.
         written: the device arrays that the kernel may write.
+        wraps: whether signed integers wrap, in place of obligations that they do not.
     """
 
-    def __init__(self, tree: Tree, written: frozenset[str]) -> None:
+    def __init__(self, tree: Tree, written: frozenset[str], wraps: bool = False) -> None:
         self.tree, self.where = tree, "source"
-        self.written = written
+        self.written, self.wraps = written, wraps
         self.scopes: list[dict[str, Named]] = [{}]
         self.cells: dict[int, Value] = {}
         self.path: tuple[Term, ...] = ()
@@ -83,16 +84,17 @@ class Machine:
         self.uniform: set[Term] = (
             set()
         )  # counters, and more, that are alike in all threads of a group
+        self.ends = True  # of every loop it is known how many rounds it has at most
         self.depth = 0  # of calls
         self.steps = 0
         self._next_cell = 0
 
     # -- what is found -----------------------------------------------------------------------------
 
-    def refuse(self, node: Node, why: str) -> None:
+    def refuse(self, node: Node, why: str, *, hides: bool = True) -> None:
         """Say that something is not understood."""
         if terms.FALSE not in self.path:
-            self.unsupported[Unsupported(node.start_point[0] + 1, why, self.where)] = None
+            self.unsupported[Unsupported(node.start_point[0] + 1, why, self.where, hides)] = None
 
     def access(self, node: Node, pointer: Pointer, mode: str) -> None:
         """Record an access of what a pointer points to."""
@@ -100,13 +102,18 @@ class Machine:
             return
         if not pointer.step:
             self.refuse(node, f"{pointer.array.name} is accessed as {pointer.type.name or 'a type'}"
-                              " of unknown size")  # fmt: skip
+                              " of unknown size", hides=False)  # fmt: skip
             return
+        if mode != "read" and pointer.array.space == "device" and (
+            pointer.array.name not in self.written
+        ):  # fmt: skip
+            self.refuse(node, f"{pointer.array.name} is an input, and written")
         index = self.index_of(pointer)
         line = node.start_point[0] + 1
+        start = unbracketed(node).start_byte if self.wraps else 0
         self.accesses[
             Access(line, pointer.array, mode, index, pointer.step, self.path, self.loops,
-                   self.times, self.where)
+                   self.times, self.where, start)
         ] = None  # fmt: skip
         if len(self.accesses) > MOST_ACCESSES:
             raise TooLarge(f"more than {MOST_ACCESSES} accesses")

@@ -18,11 +18,13 @@ class Unsupported(NamedTuple):
         line: counts from 1, in the body or (``where``) the header.
         why: what it is.
         where: ``"source"`` or ``"header"``.
+        hides: it may hide accesses and what variables become; else it is of barriers alone.
     """
 
     line: int
     why: str
     where: str = "source"
+    hides: bool = True
 
 
 class Times(NamedTuple):
@@ -64,6 +66,7 @@ class Array:
         size: in bytes, of one element; None where it is not known.
         length: its elements; None of device arrays, whose launch says it.
         key: where it is declared: tells arrays of one name apart.
+        rows: it is an array of arrays, whose elements lie one behind the other.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Array:
     size: int | None
     length: Term | None = None
     key: int = 0
+    rows: bool = False
 
 
 class Access(NamedTuple):
@@ -85,6 +89,7 @@ class Access(NamedTuple):
         path: what holds where it happens.
         loops: those around it, the outermost first.
         times: the barriers behind.
+        start: the byte of the text that it starts at, where that is asked for.
     """
 
     line: int
@@ -96,6 +101,7 @@ class Access(NamedTuple):
     loops: tuple[Loop, ...]
     times: Times
     where: str = "source"
+    start: int = 0
 
     @property
     def exact(self) -> bool:
@@ -130,8 +136,12 @@ class Accesses:
 
     Attributes:
         accesses, obligations, unsupported: in the order of the text.
+        ends: of every loop it is known how many rounds it has at most.
+        text: that of the body, with what lines and starts are of.
     """
 
     accesses: tuple[Access, ...]
     obligations: tuple[Obligation, ...]
     unsupported: tuple[Unsupported, ...]
+    ends: bool = True
+    text: bytes = b""

@@ -15,6 +15,7 @@ from ..syntax import Tree, called, plain_subscripts, struct_names, walk
 from . import terms
 from .attributes import CONSTANT, attribute
 from .functions import functions_of
+from .hidden import hidden
 from .kinds import BOOL, INT, LONG, UINT, Type, of_dtype, of_kind
 from .loops import Loops
 from .machine import TooLarge, whole
@@ -28,6 +29,7 @@ def accesses(
     *,
     symbolic: Mapping[str, Term | None] | None = None,
     elements: Mapping[str, str] | None = None,
+    wraps: bool = False,
 ) -> Accesses:
     """What the body of a kernel does to memory.
 
@@ -39,6 +41,8 @@ def accesses(
             types; of inputs that are numbers what they are; and ``x_ndim`` of inputs that may have
             any number of dims.
         elements: the arrays whose elements are of such a type, and its name.
+        wraps: whether signed integers wrap, in place of obligations that they do not; then each
+            access tells where it starts, too.
     """
     free = dict(symbolic or {})
     try:
@@ -48,7 +52,7 @@ def accesses(
         return Accesses((), (), (Unsupported(1, str(why)),))
     names = [*p.kernel.input_names, *p.kernel.output_names]
     body = plain_subscripts(body, names)
-    machine = Loops(body, frozenset(p.kernel.output_names))
+    machine = Loops(body, frozenset(p.kernel.output_names), wraps)
     machine.functions = functions_of(header, "header")
     machine.structs = frozenset([*struct_names(header), *struct_names(body)])
     machine.waiting = _waiting(machine)
@@ -57,19 +61,33 @@ def accesses(
             line = next((n.start_point[0] + 1 for n in _errors(tree)), 1)
             unread = Unsupported(line, "syntax that is not read", where)
             return Accesses((), (), (unread,))
-    machine.scopes[0].update(_given(p, machine, free, elements or {}))
+        machine.unsupported.update(dict.fromkeys(hidden(tree, where)))
+    if wraps and machine.unsupported:  # then nothing is asked of the accesses
+        return Accesses((), (), tuple(machine.unsupported), text=body.data)
+    given = _given(p, machine, free, elements or {})
+    machine.scopes[0].update(given)
     try:
         machine.tree, machine.where = header, "header"
         for node in header.root.named_children:
             if node.type in ("declaration", "alias_declaration", "type_definition"):
                 machine.run(node)
+        for name in given:
+            if machine.scopes[0][name] is not given[name]:
+                machine.unsupported[Unsupported(1, f"{name} is declared again", "header")] = None
         machine.tree, machine.where = body, "source"
         machine.run_all(body.block.named_children)
     except TooLarge as why:
         machine.unsupported[Unsupported(1, str(why))] = None
     except RecursionError:
         machine.unsupported[Unsupported(1, "expressions that are too deep")] = None
-    return Accesses(tuple(machine.accesses), tuple(machine.obligations), tuple(machine.unsupported))
+    unsupported = tuple(machine.unsupported)
+    return Accesses(
+        tuple(machine.accesses),
+        tuple(machine.obligations),
+        unsupported,
+        machine.ends,
+        body.data,
+    )
 
 
 def _argument(name: str, type_: Type) -> Value:
@@ -132,7 +150,7 @@ def _given(
             else:
                 variable(name, _argument(name, type_))
         else:
-            given[name] = whole(Array(name, "device", type_.size), type_)
+            variable(name, whole(Array(name, "device", type_.size), type_))
         for part in parts:
             rank = free.get(f"{name}_ndim") or terms.const(input_.ndim)
             if part == "ndim":
@@ -143,7 +161,7 @@ def _given(
                 given[sizes.name] = whole(sizes, of_kind(kind))
     for name, dtype in zip(p.kernel.output_names, p.spec.outputs, strict=True):
         type_ = Type(elements[name]) if name in elements else of_dtype(dtype)
-        given[name] = whole(Array(name, "device", type_.size), type_)
+        variable(name, whole(Array(name, "device", type_.size), type_))
     for name in ATTRIBUTES:
         if name in CONSTANT:
             variable(name, number(CONSTANT[name], UINT))

@@ -12,10 +12,11 @@ from ..syntax import call_arguments, declarator_shape, declarators, declared_nam
 from . import terms
 from .calls import Calls
 from .kinds import Type, type_of
-from .machine import Jump, whole
+from .machine import Jump, Snapshot, whole
 from .model import Array
 from .terms import Term
 from .values import (
+    UNSET,
     Address,
     Function,
     Named,
@@ -31,6 +32,7 @@ from .values import (
     as_number,
     converted,
     fresh,
+    fresh_like,
 )
 
 _NOTHING = words(
@@ -88,6 +90,11 @@ class Statements(Calls):
             return jumps
         return jumps
 
+    def _of_lambda_expression(self, node: Node) -> Value:
+        # What is declared behind it in the same scope has other names.
+        scopes = tuple(map(dict, self.scopes))
+        return _captured(self, Function(self.tree, node, self.where, scopes))
+
     # -- simple statements -------------------------------------------------------------------------
 
     def _run_compound_statement(self, node: Node) -> list[Jump]:
@@ -143,12 +150,23 @@ class Statements(Calls):
         other, end_too = self.snapshot(), _always(others, self.path)
         self.path, self.branches = before.path, before.branches
         if dead or ends:
-            self.cells, self.times = dict(other.cells), other.times
+            self._go_on(other, one, before, jumps)
         elif dead_too or end_too:
-            self.cells, self.times = dict(one.cells), one.times
+            self._go_on(one, other, before, others)
         else:
             self.merge(c, one, other)
         return jumps + others
+
+    def _go_on(
+        self, stays: Snapshot, ends: Snapshot, before: Snapshot, jumps: Sequence[Jump]
+    ) -> None:
+        """Go on with one of two branches. Who has left a function or a round in the other comes
+        back behind that, with what it has changed."""
+        self.cells, self.times = dict(stays.cells), stays.times
+        back = self.depth > 0 or any(jump.kind != "return" for jump in jumps)
+        for cell, value in ends.cells.items() if back else ():
+            if cell in before.cells and value != before.cells[cell] and cell in self.cells:
+                self.cells[cell] = fresh_like(self.cells[cell], "what left before has changed")
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -195,10 +213,7 @@ class Statements(Calls):
             auto = "auto" in specifiers.split()
             pointer = "pointer_declarator" in shape
             value = self._initial(value_node, declared_type, auto=auto, pointer=pointer)
-            if isinstance(value, Function):
-                scope[name] = _captured(self, value)
-            else:
-                scope[name] = Place(self.new_cell(value))
+            scope[name] = value if isinstance(value, Function) else Place(self.new_cell(value))
 
     def _initial(self, node: Node | None, type_: Type, *, auto: bool, pointer: bool) -> Value:
         """What a variable holds at first."""
@@ -216,7 +231,7 @@ class Statements(Calls):
                 self.evaluate(node) if node.type == "initializer_list" else None
                 if len(inner) > 1 and node.type == "argument_list":
                     for each in inner:
-                        if isinstance(self.evaluate(each), (Pointer, Address)):
+                        if isinstance(self.evaluate(each), (Pointer, Address, Function)):
                             self.refuse(each, "a pointer in a struct is not followed")
                 zero = type_.kind is not None and not inner
                 return converted(Scalar(terms.const(0), type_.kind), type_) if (
@@ -232,10 +247,10 @@ class Statements(Calls):
 
     def _referred(self, node: Node, value_node: Node | None) -> Named:
         place = self.place(value_node) if value_node is not None else None
-        if isinstance(place, Place):
-            return place if place.component is None else Place(
-                self.new_cell(self.load_place(place))
-            )  # fmt: skip
+        if isinstance(place, Place) and place.component is None:
+            return place
+        if isinstance(place, Place) and "const" in self.tree.text(node).split():
+            return Place(self.new_cell(self.load_place(place)))
         if isinstance(place, (Pointer, Row)):
             return Reference(place) if isinstance(place, Pointer) else place.pointer
         self.refuse(node, "what a reference refers to is not followed")
@@ -269,12 +284,12 @@ class Statements(Calls):
         if inner is None or inner.type != "identifier":
             self.refuse(declarator, f"the declarator of {name} is not followed")
             return
-        array = Array(name, space, type_.size, length, declarator.start_byte)
+        array = Array(name, space, type_.size, length, declarator.start_byte, len(dims) > 1)
         self.scopes[-1][name] = whole(array, type_, tuple(dims[1:]))
 
 
 def _uninitialised(type_: Type) -> Value:
-    return fresh(type_, "a variable that is not initialised")
+    return fresh(type_, UNSET)
 
 
 def _always(jumps: list[Jump], path: tuple[Term, ...]) -> bool:
@@ -284,7 +299,7 @@ def _always(jumps: list[Jump], path: tuple[Term, ...]) -> bool:
 
 
 def _captured(m: Statements, function: Function) -> Function:
-    """A lambda with copies of the variables, where it captures by value."""
+    """A lambda, with copies of the variables, where it captures by value."""
     captures = next((c for c in function.node.children if c.type == "lambda_capture_specifier"),
                     None)  # fmt: skip
     text = m.tree.text(captures).strip("[] \n")

@@ -118,6 +118,13 @@ def counter(high: int | None = None) -> Term:
     return _term("counter", value=next(_COUNT), low=0, high=high)
 
 
+def narrowed(leaf: Term, low: int | None, high: int | None) -> Term:
+    """A leaf of which more is known: a constant, where it can be but one number."""
+    if low is not None and low == high:
+        return const(low)
+    return _term(leaf.op, *leaf.args, value=leaf.value, low=low, high=high)
+
+
 def data(array: str, index: Term, kind: Kind | None, *more: Term) -> Term:
     """An element of an input of integers; of no kind, a number that is not negative."""
     if kind is None:
@@ -130,11 +137,21 @@ def data(array: str, index: Term, kind: Kind | None, *more: Term) -> Term:
 # -- integers --------------------------------------------------------------------------------------
 
 
+def _less(a: int | None, b: int | None, more: int = 0) -> bool:
+    """Whether ``a < b + more`` is known."""
+    return a is not None and b is not None and a < b + more
+
+
 def _sum(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a + b
 
 
-def _split(a: Term) -> tuple[int, Term | None]:
+def parts_of(a: Term) -> tuple[Term, ...]:
+    """What a sum consists of."""
+    return a.args if a.op == "add" else (a,)
+
+
+def split(a: Term) -> tuple[int, Term | None]:
     """A term as a number times another."""
     if a.op == "const":
         return a.value, None
@@ -143,12 +160,16 @@ def _split(a: Term) -> tuple[int, Term | None]:
     return 1, a
 
 
+def factors_of(a: Term) -> Iterator[tuple[int, Term | None]]:
+    """What a sum consists of, each as a number times a term."""
+    return map(split, parts_of(a))
+
+
 def add(*terms: Term) -> Term:
     """A sum: equal parts are collected, and numbers last."""
     parts: dict[Term | None, int] = {}
     for term in terms:
-        for part in term.args if term.op == "add" else (term,):
-            factor, rest = _split(part)
+        for factor, rest in factors_of(term):
             parts[rest] = parts.get(rest, 0) + factor
     for rest, factor in list(parts.items()):
         if rest is not None and rest.op == "fmod" and factor and (rest.args[1].low or 0) >= 1:
@@ -169,10 +190,10 @@ def add(*terms: Term) -> Term:
 def _rejoin(parts: dict[Term | None, int], rest: Term, factor: int) -> None:
     """``x / b * b + x % b`` is x."""
     x, b = rest.args
-    times, product = _split(mul(fdiv(x, b), b))
+    times, product = split(mul(fdiv(x, b), b))
     if product is not None and parts.get(product) == factor * times and product is not x:
         del parts[product], parts[rest]
-        again, whole = _split(x)
+        again, whole = split(x)
         parts[whole] = parts.get(whole, 0) + factor * again
 
 
@@ -208,8 +229,7 @@ def mul(a: Term, b: Term) -> Term:
 
 def power_of(a: Term) -> int:
     """The largest power of 2 that divides a term, as its numbers show."""
-    parts = [_split(part)[0] for part in (a.args if a.op == "add" else (a,))]
-    return min((n & -n for n in parts if n), default=1)
+    return min((n & -n for n, _ in factors_of(a) if n), default=1)
 
 
 def neg(a: Term) -> Term:
@@ -231,14 +251,13 @@ def _by(a: Term, b: Term, up: bool) -> tuple[Term, Term] | None:
         if up and r and (a.value < 0) != (b.value < 0):
             q, r = q + 1, r - b.value
         return const(q), const(r)
-    if a.low is not None and a.high is not None and 0 <= a.low <= a.high < b.value:
+    if _less(-1, a.low) and _less(a.high, b.value):
         return const(0), a
     if up and (a.low is None or a.low < 0):
         return None
     multiples: list[Term] = []
     rest: list[Term] = []
-    for part in a.args if a.op == "add" else (a,):
-        factor, other = _split(part)
+    for factor, other in factors_of(a):
         times = abs(factor) // abs(b.value) * (1 if (factor < 0) == (b.value < 0) else -1)
         if times:
             multiples.append(mul(const(times), other or const(1)))
@@ -267,7 +286,7 @@ def _parts(a: Term, b: Term) -> tuple[Term, Term] | None:
         return None
     multiples: list[Term] = []
     rest: list[Term] = []
-    for part in a.args if a.op == "add" else (a,):
+    for part in parts_of(a):
         multiple = without(part, b)
         (rest if multiple is None else multiples).append(part if multiple is None else multiple)
     if (
@@ -284,7 +303,7 @@ def fdiv(a: Term, b: Term) -> Term:
     if known := _by(a, b, False) or _parts(a, b):
         return known[0]
     low, high = None, None
-    if b.low is not None and b.low >= 1:
+    if _less(0, b.low) and b.low is not None:
         least = b.low
         low = None if a.low is None else (a.low // least if a.low < 0 else 0)
         high = None if a.high is None else (a.high // least if a.high >= 0 else -1)
@@ -297,7 +316,7 @@ def fmod(a: Term, b: Term) -> Term:
     """A remainder of what is rounded down: never negative, for a divisor that is positive."""
     if known := _by(a, b, False) or _parts(a, b):
         return known[1]
-    positive = b.low is not None and b.low >= 1
+    positive = _less(0, b.low)
     high = b.high - 1 if positive and b.high is not None else None
     if positive and a.low is not None and a.low >= 0 and a.high is not None:
         high = a.high if high is None else min(high, a.high)
@@ -306,25 +325,22 @@ def fmod(a: Term, b: Term) -> Term:
 
 def quot(a: Term, b: Term) -> Term:
     """A quotient, rounded to zero, as in C++."""
-    if known := _by(a, b, True):
-        return known[0]
-    natural = a.low is not None and a.low >= 0
-    if natural and b.low is not None and b.low >= 1:
-        return fdiv(a, b)
-    high = a.high if natural else None
-    return _term("quot", a, b, low=0 if natural and (b.low or 0) >= 0 and b.low is not None
-                 else None, high=high)  # fmt: skip
+    return _to_zero("quot", a, b)
 
 
 def rem(a: Term, b: Term) -> Term:
     """A remainder with the sign of what is divided, as in C++."""
+    return _to_zero("rem", a, b)
+
+
+def _to_zero(op: str, a: Term, b: Term) -> Term:
+    is_rem, natural = op == "rem", _less(-1, a.low)
     if known := _by(a, b, True):
-        return known[1]
-    natural = a.low is not None and a.low >= 0
-    if natural and b.low is not None and b.low >= 1:
-        return fmod(a, b)
-    high = a.high if natural else None
-    return _term("rem", a, b, low=0 if natural else None, high=high)
+        return known[is_rem]
+    if natural and _less(0, b.low):
+        return fmod(a, b) if is_rem else fdiv(a, b)
+    low = 0 if natural and (is_rem or _less(-1, b.low)) else None
+    return _term(op, a, b, low=low, high=a.high if natural else None)
 
 
 def within(a: Term, kind: Kind) -> bool:
@@ -353,33 +369,29 @@ def ite(c: Term, a: Term, b: Term) -> Term:
         return b
     if a.condition:
         return or_(and_(c, a), and_(not_(c), b))
-    # The smaller or larger of two, where which one that is has become known.
-    if c.op == "not" and c.args[0].op == "lt" and {*c.args[0].args} == {a, b}:
-        y, x = c.args[0].args  # x <= y
-        if x.high is not None and y.low is not None and x.high <= y.low:
-            return a
-        if y.high is not None and x.low is not None and y.high <= x.low:
-            return b
     low = None if a.low is None or b.low is None else min(a.low, b.low)
     high = None if a.high is None or b.high is None else max(a.high, b.high)
+    below = c.args[0] if c.op == "not" else c
+    if below.op == "lt" and {*below.args} == {a, b}:  # the smaller or the larger of two
+        x, y = below.args[::-1] if c.op == "not" else below.args  # x < y, or x <= y
+        if _less(x.high, y.low, 1):
+            return x if a is x else y
+        if _less(y.high, x.low, 1):
+            return y if a is x else x
+        if a is x:
+            high = min((t.high for t in (a, b) if t.high is not None), default=None)
+        else:
+            low = max((t.low for t in (a, b) if t.low is not None), default=None)
     return _term("ite", c, a, b, low=low, high=high)
 
 
 def least(a: Term, b: Term) -> Term:
     """The smaller one."""
-    if a.high is not None and b.low is not None and a.high <= b.low:
-        return a
-    if b.high is not None and a.low is not None and b.high <= a.low:
-        return b
     return ite(le(a, b), a, b)
 
 
 def largest(a: Term, b: Term) -> Term:
     """The larger one."""
-    if a.high is not None and b.low is not None and a.high <= b.low:
-        return b
-    if b.high is not None and a.low is not None and b.high <= a.low:
-        return a
     return ite(le(a, b), b, a)
 
 
@@ -388,13 +400,10 @@ def largest(a: Term, b: Term) -> Term:
 
 def lt(a: Term, b: Term) -> Term:
     d = sub(a, b)
-    if d.high is not None and d.high < 0:
+    if _less(d.high, 0) or _less(a.high, b.low):
         return TRUE
-    if (d.low is not None and d.low >= 0) or (a.low is not None and b.high is not None
-                                              and a.low >= b.high):  # fmt: skip
+    if _less(-1, d.low) or _less(b.high, a.low, 1):
         return FALSE
-    if a.high is not None and b.low is not None and a.high < b.low:
-        return TRUE
     return _term("lt", a, b)
 
 
@@ -405,12 +414,10 @@ def le(a: Term, b: Term) -> Term:
 def eq(a: Term, b: Term) -> Term:
     if a.condition:
         return or_(and_(a, b), and_(not_(a), not_(b)))
-    if a is b:
-        return TRUE
     d = sub(a, b)
     if d.op == "const":
         return truth(d.value == 0)
-    if (d.low is not None and d.low > 0) or (d.high is not None and d.high < 0):
+    if _less(0, d.low) or _less(d.high, 0):
         return FALSE
     return _term("eq", a, b)
 
@@ -424,27 +431,22 @@ def not_(a: Term) -> Term:
 
 
 def and_(*terms: Term) -> Term:
-    parts: dict[Term, None] = {}
-    for term in terms:
-        parts.update(dict.fromkeys(term.args if term.op == "and" else (term,)))
-    parts.pop(TRUE, None)
-    if FALSE in parts or any(not_(part) in parts for part in parts):
-        return FALSE
-    if len(parts) < 2:
-        return next(iter(parts), TRUE)
-    return _term("and", *parts)
+    return _joined("and", TRUE, FALSE, terms)
 
 
 def or_(*terms: Term) -> Term:
+    return _joined("or", FALSE, TRUE, terms)
+
+
+def _joined(op: str, nothing: Term, all_: Term, terms: tuple[Term, ...]) -> Term:
+    """Conditions joined: ``nothing`` says nothing, and ``all_`` all."""
     parts: dict[Term, None] = {}
     for term in terms:
-        parts.update(dict.fromkeys(term.args if term.op == "or" else (term,)))
-    parts.pop(FALSE, None)
-    if TRUE in parts or any(not_(part) in parts for part in parts):
-        return TRUE
-    if len(parts) < 2:
-        return next(iter(parts), FALSE)
-    return _term("or", *parts)
+        parts.update(dict.fromkeys(term.args if term.op == op else (term,)))
+    parts.pop(nothing, None)
+    if all_ in parts or any(not_(part) in parts for part in parts):
+        return all_
+    return _term(op, *parts) if len(parts) > 1 else next(iter(parts), nothing)
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from .kinds import BOOL, INT, Kind, Type, of_kind
 from .model import Array
 from .terms import Term
 
+UNSET = "a variable that is not initialised"  # and so may be another number wherever it is read
+
 
 class Scalar(NamedTuple):
     """An integer, or (of kind `BOOL`) a condition."""
@@ -152,9 +154,15 @@ def fresh(of: Type, why: str) -> Value:
     return Scalar(terms.unknown(why, of.kind), of.kind)
 
 
+def is_unset(term: Term) -> bool:
+    """Whether a term may be of a variable that is not initialised."""
+    return any(leaf.op == "unknown" and leaf.value[1] == UNSET for leaf in term.leaves)
+
+
 def fresh_like(value: Value, why: str) -> Value:
     """Any value of the type of another."""
     if isinstance(value, Scalar):
+        why = UNSET if is_unset(value.term) else why
         return fresh(of_kind(value.kind), why)
     if isinstance(value, Vector):
         return Vector(tuple(terms.unknown(why, value.kind) for _ in value.parts), value.kind)

@@ -28,10 +28,10 @@ ones (`source.cuda.bounds`, `include/cuda_bounds.h`), and a launch passes each a
 computed from its shape and strides wherever kernels are launched: in Python, in C, and in
 packages. Loads outside give zero; stores and atomics are dropped. Where the largest index is an
 expression of what is the same for all threads (`source.cuda.largest`: places in the grid, sizes,
-the ends of loops; `source.cuda.conditions`: what the author compares), the body is there twice: one
+the ends of loops, of what `source.accesses` finds), the body is there twice: one
 comparison before it, of uniform values, chooses the one whose accesses are plain, so that the
 compiler still joins and moves them. Where it divides, one thread of a block evaluates it. A
-variable counts as unwritten where all its uses certainly read it (`source.cuda.reads`). Others
+buffer's name counts as unmoved where all its uses certainly read it (`source.cuda.reads`). Others
 are predicated one by one, or in branches read from a zero, for another branch would keep loads from
 being under way together. What is reached by another pointer than the parameter is not checked
 (docs/dialect.md says how much that is). On the CPU such reads come to zeros by faults, which cost

@@ -28,7 +28,10 @@ from typing import NamedTuple
 
 from tree_sitter import Node
 
+from ...spec import Spec
 from .. import NotSplittable, described
+from ..accesses.model import Accesses
+from ..accesses.read import accesses
 from ..cpp import Prepared
 from ..syntax import (
     Edit,
@@ -40,12 +43,14 @@ from ..syntax import (
     plain_subscripts,
     unbracketed,
 )
-from .largest import Largest, Most, number
+from .largest import Largest, Most, TooMuch, largest_of
 from .reads import refers
-from .variables import Around
+from .variables import Around, Variables
 
 _MOST_TWICE = 12_000  # characters of a body that may be there twice
 _MOST_CONDITIONS = 12
+_MOST_KNOWN = 64
+_known: dict[Spec, Accesses] = {}
 
 _PLACE = "&fr_g.threadgroup_position_in_grid, &fr_p"
 _DEFAULT_CAPTURE = re.compile(r"\[\s*[&=]\s*[,\]]")
@@ -127,7 +132,7 @@ def _in_macros(p: Prepared, arrays: Mapping[str, object]) -> bool:
     return bool(names) and any(re.search(rf"\b({names})\b|\[|\*", text) for text in macro_texts)
 
 
-class _Accesses(Largest):
+class _Accesses(Variables):
     """The accesses of one body."""
 
     def find_accesses(self) -> None:
@@ -289,10 +294,7 @@ class _Accesses(Largest):
     def bounded(self, counted: bool) -> Bounded:
         """The body with its accesses checked."""
         self.find_accesses()
-        try:
-            chosen = {} if counted else self._compared_once()
-        except RecursionError:  # an index as deep as long: each access is compared
-            chosen = {}
+        chosen = {} if counted else self._compared_once()
         edits: list[Edit] = []
         views: dict[str, None] = {}
         captured: dict[int, tuple[Node, dict[str, None]]] = {}
@@ -342,13 +344,15 @@ class _Accesses(Largest):
         Worth it is that where accesses are repeated, where the compiler may join neighbours, and
         where there are no others.
         """
-        if self.opaque or len(self.source) > _MOST_TWICE:
+        if not self.accesses or len(self.source) > _MOST_TWICE:
             return {}
         chosen: dict[int, tuple[str, Most]] = {}
         known: list[tuple[_Access, Most]] = []
+        largest = self._largest()
+        template = dict(self.p.spec.template)
         for access in self.accesses:
-            most = number(0) if access.subscript is None else self.most(access.subscript)
-            absent = self.template.get(f"has_{access.array}", 1) in (0, False)
+            most = largest.get(access.node.id)
+            absent = template.get(f"has_{access.array}", 1) in (0, False)
             if most is not None and not absent and not self.arrays[access.array][2]:
                 known.append((access, most))
         repeated = [most.leaves for access, most in known if access.around.repeated]
@@ -361,5 +365,60 @@ class _Accesses(Largest):
                 continue
             chosen[access.node.id] = (access.array, most)
             worth = worth or most.scaled
+        if len(set(chosen.values())) > _MOST_CONDITIONS:  # then those that are repeated alone
+            again = {access.node.id for access, _ in known if access.around.repeated}
+            chosen = {node: each for node, each in chosen.items() if node in again}
         many = len(set(chosen.values())) > _MOST_CONDITIONS
         return {} if many or not (worth or len(chosen) == len(self.accesses)) else chosen
+
+    def _largest(self) -> dict[int, Most]:
+        """The largest indices that are known, of all ways to reach an access, by its node's id.
+
+        The body that was analysed is the author's. Where other passes have changed the text since,
+        a line is all that tells where an access is: then all of the line must be known.
+        """
+        found = _found(self.p)
+        if any(each.hides for each in found.unsupported):
+            return {}
+        same = found.text == self.tree.data
+        starts: dict[tuple[int, str], set[int]] = {}
+        known: dict[tuple[int, str], dict[Most | None, None]] = {}
+        largest = Largest(self._given())
+        try:
+            for each in found.accesses:
+                if each.array.space == "device" and each.where == "source":
+                    place = each.start if same else each.line, each.array.name
+                    starts.setdefault(place, set()).add(each.start)
+                    known.setdefault(place, {})[largest.of(each)] = None
+        except (TooMuch, RecursionError):
+            return {}
+        here: dict[tuple[int, str], list[int]] = {}
+        for access in self.accesses:
+            node = access.node
+            place = node.start_byte if same else node.start_point[0] + 1, access.array
+            here.setdefault(place, []).append(node.id)
+        return {
+            node_id: most
+            for place, ids in here.items()
+            if len(ids) <= len(starts.get(place, ()))
+            and (most := largest_of(known[place])) is not None
+            for node_id in ids
+        }
+
+    def _given(self) -> dict[str, str]:
+        """The numbers and sizes that a launch gives, as terms and as C++ name them."""
+        names = [n for n, i, _ in described(self.p.spec) if i.value and i.dtype.kind in "iu"]
+        for name, input_, parts in described(self.p.spec):
+            if "shape" in parts:
+                names += [f"{name}_shape[{d}]" for d in range(input_.ndim)]
+        return {name: name for name in names}
+
+
+def _found(p: Prepared) -> Accesses:
+    """What the body of a kernel accesses, found once for all forms of its launches."""
+    found = _known.get(p.spec)
+    if found is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        found = _known[p.spec] = accesses(p, wraps=True)
+    return found

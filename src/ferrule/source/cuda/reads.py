@@ -1,29 +1,25 @@
-"""Whether a use of a variable certainly reads it, and does nothing else.
+"""Whether a use of a buffer's name certainly leaves the pointer as it is.
 
-C++ has more ways to write to a variable than can be listed: references that functions, methods,
-lambdas, structs and casts keep. So what reads is listed, and all other uses count as writes.
+C++ has more ways to move a pointer than can be listed: references that functions, methods, lambdas,
+structs and casts keep. So what reads it is listed, and all other uses count as moves.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 
 from tree_sitter import Node
 
 from ...dtypes import Dtype
 from .. import words
 from ..cpp import Prepared
-from ..dialect import WIDE_INTEGERS
 from ..loops.assignments import WRITES_ARGUMENTS
-from ..loops.statements import inner_declarator
 from ..syntax import (
     Tree,
     callee,
     declarators,
-    declared_name,
     field,
     function_definitions,
     kinds,
@@ -35,6 +31,7 @@ _SCALAR = r"u?(?:int|char|short|long)|unsigned|signed|float|half|bfloat|bool|siz
 _BUILTIN = re.compile(rf"(?:(?:metal::)?(?:{_SCALAR})[234]?|u?int(?:8|16|32|64)_t|auto|const)")
 # Of ``fr::``.
 OWN_BY_VALUE = words("pick fr_factor fr_as fr_bits fr_count")
+_MEMBERS = ("declaration", "field_declaration")
 _CASTS = words("static_cast as_type")
 _READING = words(
     "condition_clause if_statement while_statement for_statement do_statement switch_statement "
@@ -42,45 +39,20 @@ _READING = words(
     "sizeof_expression array_declarator template_argument_list lambda_capture_specifier"
 )
 _PASSED_ON = words("parenthesized_expression field_expression")
-_NAMES = rf"(?:(?:{_SCALAR})\d?|u?int(?:8|16|32|64)_t)"
-# What hides declarations and types, or gives operators another meaning.
-_HIDDEN = re.compile(
-    r"\b(?:operator|asm|bitand|typeof|__typeof\w*|add_[lr]value_reference\w*)\b|##"
-    rf"|\busing\s+(?:{_NAMES}\b|[^;]*&)|\btypedef\b[^;]*(?:&|[\s,(*]{_NAMES}\s*(?:[),;]|__attr|alignas))"
-    rf"|\b(?:enum|struct|class|union)\s+(?:class\s+)?{_NAMES}\b"
-    r"|^[ \t]*#[ \t]*define\b[^\n]*(?:(?<!&)&(?!&)|\b(?:using|typedef|enum|struct|class|union)\b)",
-    re.MULTILINE,
-)
-_HIDDEN_IN_BODY = re.compile(
-    r"\b(?:enum|decltype|struct|class|union|goto|using|typedef|namespace)\b"
-)
-_OWN = "::fr::pick<decltype"  # of `convert_conditionals`, which names two types
-
-_NAMING = ("_specifier", "alias_declaration")
-_NAMED_TYPES = words(
-    "parameter_declaration optional_parameter_declaration alias_declaration type_definition "
-    "type_parameter_declaration optional_type_parameter_declaration"
-)
 
 
 @dataclasses.dataclass(eq=False)
-class IndexVariable:
-    """A variable of the body; a parameter has no type.
+class Variable:
+    """A variable of the body.
 
     Attributes:
         value: what it is initialised with.
-        plain: no pointer, reference or array.
-        loop: the one in whose head it is declared.
-        updates: of that loop's variable, in its head.
+        written: it is a buffer's name, and may be moved.
     """
 
     name: str
-    type: str = ""
     value: Node | None = None
-    plain: bool = True
     written: bool = False
-    loop: Node | None = None
-    updates: list[Node] = dataclasses.field(default_factory=list)
 
 
 class HeaderNames:
@@ -91,31 +63,21 @@ class HeaderNames:
         by_value: functions, and members and variables that may be called so: whether all of a name
             take their arguments by value.
         types: names of types, and those by macros and using-declarations.
-        constants: integers for all of the text.
-        plain: nothing hides writes and declarations from a reader.
     """
 
-    def __init__(self, header: Tree, macros: Collection[str]) -> None:
-        self._header, self._macros = header, frozenset(macros)
+    def __init__(self, header: Tree) -> None:
+        self._header = header
         self.functions = dict(function_definitions(header))
         self.by_value: dict[str, bool] = {}
         self.types: set[str] = set()
         for name, node in function_definitions(header):
             value = "&" not in header.text(part(node, "declarator"))
             self.by_value[name] = value and self.by_value.get(name, True)
-        text = header.text(header.root).replace("\\\n", " ")
-        self.plain = not (header.has_error or _HIDDEN.search(text))
-        times: Counter[str] = Counter()  # how often something is declared as a variable
         for node in walk(header.root):
-            self.plain = self.plain and not self._hides(node)
             self.types.update(self._types(node))
-            for d in declarators(node):
-                if node.type in ("declaration", "parameter_declaration"):
-                    times[header.text(declared_name(d))] += 1
-                if node.type in ("declaration", "field_declaration"):
-                    name = re.split(r"[(={]", header.text(d))[0].rsplit("::", 1)[-1]
-                    self.by_value[name.strip("&* \n")] = False
-        self.constants = {name for name in self._constants() if times[name] == 1}
+            for d in declarators(node) if node.type in _MEMBERS else ():
+                name = re.split(r"[(={]", header.text(d))[0].rsplit("::", 1)[-1]
+                self.by_value[name.strip("&* \n")] = False
 
     def _types(self, node: Node) -> list[str]:
         kind, text = node.type, self._header.text
@@ -126,47 +88,9 @@ class HeaderNames:
         named = kind.endswith(("_specifier", "alias_declaration", "enumerator"))
         return [text(field(node, "name"))] if named else []
 
-    def _constants(self) -> Iterator[str]:
-        text = self._header.text
-        for node in self._header.root.named_children:
-            words = {*text(node).split("=")[0].split()} & {"constant", "constexpr", "const"}
-            if node.type != "declaration" or text(field(node, "type")) not in WIDE_INTEGERS:
-                continue
-            for d in declarators(node) if words else ():
-                inner = inner_declarator(d)
-                if inner is not None and inner.type == "identifier" and field(d, "value"):
-                    yield text(inner)
-
-    def _hides(self, node: Node) -> bool:
-        """Whether a part of a header may declare something else than it seems to."""
-        kind = node.type
-        if kind in ("function_definition", "declaration"):
-            return field(node, "type") is None  # constructors
-        if kind == "function_declarator":
-            return part(node, "declarator").type == "parenthesized_declarator"  # `int (min)(int a)`
-        if kind == "expression_statement":  # the use of a macro
-            around = node.parent
-            outside = around is not None and around.type in ("translation_unit", "declaration_list")
-            return outside and node.named_child_count > 0
-        if kind == "decltype":
-            while node.parent is not None and node.type not in _NAMED_TYPES:
-                node = node.parent
-            return node.parent is not None
-        named = node if kind in ("type_definition", "using_declaration") else None
-        if kind.endswith(_NAMING):
-            named = field(node, "name")
-        return not self._macros.isdisjoint(re.findall(r"\w+", self._header.text(named)))
-
-
-def is_plain(body: str) -> bool:
-    """Whether a body has none of what hides writes and declarations from a reader."""
-    if body.count("decltype") == 2 * body.count(_OWN):
-        body = body.replace("decltype", "")
-    return not (_HIDDEN.search(body) or _HIDDEN_IN_BODY.search(body))
-
 
 class Reads:
-    """The uses of a body's variables.
+    """The uses of a body's buffers.
 
     Args:
         p: the kernel.
@@ -180,12 +104,12 @@ class Reads:
         p: Prepared,
         tree: Tree,
         parents: Mapping[int, Node],
-        uses: Mapping[int, IndexVariable],
+        uses: Mapping[int, Variable],
     ) -> None:
         self.tree, self.parents, self.uses = tree, parents, uses
         self.types = {name for name, value in p.spec.template if isinstance(value, Dtype)}
         self.macros = p.text.macros.keys()
-        self.header = HeaderNames(p.header, self.macros)
+        self.header = HeaderNames(p.header)
         self.declared = {*self.header.by_value, *self.header.types, *self.macros}
         # A struct may keep where that is which it is made of.
         self.keep_references = any(
@@ -200,12 +124,8 @@ class Reads:
         own = name.removeprefix("metal::")
         return own.isidentifier() and own not in self.declared
 
-    def certain(self, node: Node, array: bool = False) -> bool:
-        """Whether a name, here, is read.
-
-        Args:
-            array: it is a buffer's, whose elements may be written.
-        """
+    def certain(self, node: Node) -> bool:
+        """Whether a buffer's name, here, is read; its elements may be written."""
         while True:
             parent = self.parents[node.id]
             kind = parent.type
@@ -219,10 +139,9 @@ class Reads:
                     return True
             elif kind == "assignment_expression":
                 return part(parent, "right").id == node.id
-            elif kind == "subscript_expression":
-                if array or part(parent, "indices").id == node.id:
-                    return True
-            elif kind == "pointer_expression" and array and parent.children[0].type == "*":
+            elif kind == "subscript_expression" or (
+                kind == "pointer_expression" and parent.children[0].type == "*"
+            ):
                 return True
             elif kind == "call_expression" and self._is_swizzle(parent, node):
                 pass

@@ -1,8 +1,7 @@
-"""The variables of a body for `source.cuda.bounds`: what names mean, and where they are written."""
+"""The names of a body for `source.cuda.bounds`: what they mean, and whether buffers are moved."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ from tree_sitter import Node
 from .. import words
 from ..cpp import Prepared
 from ..loops.statements import inner_declarator
-from ..syntax import Tree, call_arguments, declarators, declared_name, field, kinds, part
-from .reads import IndexVariable, Reads, is_plain
+from ..syntax import Tree, declarators, declared_name, field
+from .reads import Reads, Variable
 
 _LOOPS = words("for_statement while_statement do_statement for_range_loop")
 _SCOPES = _LOOPS | words(
@@ -53,8 +52,6 @@ class Variables:
         parents: the node around each, by its id.
         uses: what each name means, by where it begins; parameters are among `parameters`.
         candidates: the nodes that may be accesses, each with what it stands in.
-        opaque: something hides what is written, or what is declared.
-        jumps: labels may be jumped to past conditions.
     """
 
     def __init__(
@@ -62,27 +59,17 @@ class Variables:
     ) -> None:
         self.p, self.source, self.tree, self.arrays = p, source, tree, arrays
         self.parents: dict[int, Node] = {}
-        self.uses: dict[int, IndexVariable] = {}
+        self.uses: dict[int, Variable] = {}
         self.candidates: list[tuple[Node, Around]] = []
-        self._named: list[tuple[Node, IndexVariable]] = []  # the uses, with their nodes
+        self._named: list[tuple[Node, Variable]] = []  # the uses, with their nodes
         self._declared: set[int] = set()  # where the names of declarations begin
         # Of the current node: the names around it, and how many nodes of a kind it stands in.
-        self._scopes: list[dict[str, IndexVariable]] = []
+        self._scopes: list[dict[str, Variable]] = []
         self._lambdas: list[Node] = []
         self._unevaluated = self._loops = self._branches = 0
-        shapes = [f"{name}_shape" for name in p.kernel.input_names]
-        self._pointers = {*arrays, *shapes}
-        names = (*p.kernel.input_names, *p.kernel.output_names, *shapes)
-        self.parameters = {name: IndexVariable(name) for name in names}
+        names = (*p.kernel.input_names, *p.kernel.output_names)
+        self.parameters = {name: Variable(name) for name in names}
         self.reads = Reads(p, tree, self.parents, self.uses)
-        # What a macro does to a variable, and which of two declarations holds, is not seen.
-        self.opaque = bool(
-            re.search(r"^[ \t]*#[ \t]*(?:if|el|define)", source, re.MULTILINE)
-            or p.text.macros.keys() & set(re.findall(r"\w+", source))
-            or not (self.reads.header.plain and is_plain(source))
-            or any(map(self.reads.is_builtin, self.reads.header.by_value))
-        )
-        self.jumps = False
 
     def read(self) -> None:
         """Find what each name means, which variables are written, and what may be an access."""
@@ -106,15 +93,8 @@ class Variables:
                 self.parents[child.id] = node
                 waiting.append((child, False))
         for node, variable in self._named:
-            own = self.parameters.get(variable.name) is variable
-            pointer = own and variable.name in self._pointers
-            if variable.written or self.reads.certain(node, pointer):
-                continue
-            parent = self.parents[node.id]
-            if variable.loop is not None and self._is_update(parent, variable.loop):
-                variable.updates.append(parent)
-            else:
-                variable.written = True
+            own = self.parameters.get(variable.name) is variable and variable.name in self.arrays
+            variable.written = variable.written or (own and not self.reads.certain(node))
 
     def _leave(self, node: Node) -> None:
         if node.type in _SCOPES:
@@ -135,9 +115,6 @@ class Variables:
         elif kind in ("alias_declaration", "type_definition"):
             for child in node.named_children:
                 self._hide(child)
-        elif kind == "case_statement":
-            switch = self.parents.get(self.parents[node.id].id)
-            self.jumps |= switch is None or switch.type != "switch_statement"
         elif kind == "identifier":
             name = self.tree.text(node)
             variable = next((s[name] for s in reversed(self._scopes) if name in s), None)
@@ -145,8 +122,6 @@ class Variables:
                 self.uses[node.start_byte] = variable
                 if node.start_byte not in self._declared:
                     self._named.append((node, variable))
-        elif kind == "call_expression" and self._declares(node):
-            self.opaque = True
         elif not self._unevaluated and kind in _ACCESSES:
             around = Around(self._loops > 0, self._branches > 0, tuple(self._lambdas))
             self.candidates.append((node, around))
@@ -154,27 +129,7 @@ class Variables:
     def _hide(self, node: Node) -> None:
         """From here on a name means something of which nothing is known."""
         name = self.tree.text(node)
-        self._scopes[-1][name] = IndexVariable(name, plain=False, written=True)
-        self.opaque |= self.reads.is_builtin(name)  # `auto ulong = …`
-
-    def _declares(self, call: Node) -> bool:
-        """Whether what reads like a call may declare its argument: ``uint(k) = 9;``."""
-        names = call_arguments(call)
-        while len(names) == 1 and names[0].type == "parenthesized_expression":
-            names = names[0].named_children
-        if len(names) != 1 or names[0].type != "identifier":
-            return False
-        name = self.tree.text(part(call, "function")).removeprefix("metal::")
-        typed = self.reads.is_builtin(name) or name.endswith("_t")  # not those of the header
-        node, parent = call, self.parents.get(call.id)
-        while parent is not None and parent.start_byte == call.start_byte:
-            if parent.type == "assignment_expression":
-                return typed or node.id == call.id
-            if parent.type == "expression_statement":
-                return typed
-            node, parent = parent, self.parents.get(parent.id)
-        head = field(parent, "initializer")
-        return typed and head is not None and head.id == node.id
+        self._scopes[-1][name] = Variable(name)
 
     def _is_branch(self, node: Node) -> bool:
         """Whether a node is evaluated on a condition alone."""
@@ -187,34 +142,12 @@ class Variables:
         return any(branch is not None and branch.id == node.id for branch in branches)
 
     def _declare(self, node: Node) -> None:
-        parent = self.parents.get(node.id)
-        loop = parent if parent is not None and parent.type == "for_statement" else None
-        specifiers = ""
-        before: set[str] = set()  # what the values before a declarator name
         for d in declarators(node):
-            if field(node, "type") is not None and not specifiers:
-                specifiers = self.tree.data[node.start_byte : d.start_byte].decode()
-            inner, value, name = inner_declarator(d), field(d, "value"), declared_name(d)
+            inner, name = inner_declarator(d), declared_name(d)
             if inner is not None and inner.type == "structured_binding_declarator":
                 for child in inner.named_children:
                     self._hide(child)
-                continue
-            like_a_function = value is None and any(kinds(d, "function_declarator"))
-            shadows = self.tree.text(name) in before
-            before |= set(re.findall(r"\w+", self.tree.text(d)))
-            if name is None or like_a_function or shadows:  # `uint& r(i);`
-                self.opaque = True
-                continue
-            text, plain = self.tree.text(name), inner is not None and inner.type == "identifier"
-            self._declared.add(name.start_byte)
-            self.opaque |= self.reads.is_builtin(text)
-            written = node.type != "declaration"
-            self._scopes[-1][text] = IndexVariable(text, specifiers, value, plain, written, loop)
-
-    def _is_update(self, node: Node, loop: Node) -> bool:
-        """Whether an expression is the last part of a loop's head, or follows a comma there."""
-        parent = self.parents.get(node.id)
-        while parent is not None and parent.type == "comma_expression":
-            node, parent = parent, self.parents.get(parent.id)
-        update = field(loop, "update")
-        return update is not None and update.id == node.id
+            elif name is not None:
+                text = self.tree.text(name)
+                self._declared.add(name.start_byte)
+                self._scopes[-1][text] = Variable(text, field(d, "value"))
