@@ -11,6 +11,7 @@ import pytest
 
 import ferrule
 from catalogue import BUGS, CLEAN, Case, Planted
+from ferrule.check.launches import watched
 from ferrule.check.reports.findings import KINDS, Finding
 
 # Of each kind that a host has a say in: its arrays, its outputs, its graph.
@@ -84,20 +85,32 @@ def assert_found(planted: Planted, findings: Sequence[Finding]) -> None:
     assert len(once) == len(set(once)), f"a line is told more than once:\n{shown(findings)}"
 
 
+def checked(case: Case, kinds: Sequence[str] | None = None) -> tuple[Sequence[Finding], Any]:
+    with ferrule.checking(kinds=kinds) as findings:
+        given = case.run()
+    return findings, given
+
+
 @named(BUGS)
-def test_bug_is_found_at_its_line(case: Planted) -> None:
-    with ferrule.checking() as findings:
-        case.bug.run()
+def test_bug_is_found_at_its_line(case: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings, _ = checked(case.bug)
     assert_found(case, findings)
+    # Alone: a launch whose text shows that it stays inside is not watched.
+    wanted = [f for f in findings if f.kind == "bounds"]
+    assert shown(checked(case.bug, ["bounds"])[0]) == shown(wanted)
+    # On several threads, as larger launches are.
+    monkeypatch.setattr(watched, "_MANY_THREADS", 0)
+    assert shown(checked(case.bug)[0]) == shown(findings)
 
 
 @named([*(planted.clean for planted in BUGS), *CLEAN])
-def test_nothing_is_found_in_what_is_right(case: Case) -> None:
+def test_nothing_is_found_in_what_is_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = case.run()
-    with ferrule.checking() as findings:
-        given = case.run()
-    assert not findings, shown(findings)
-    equal(given, expected)
+    for kinds, threads in ((None, 1 << 30), (None, 0), (["bounds"], 0)):
+        monkeypatch.setattr(watched, "_MANY_THREADS", threads)
+        findings, given = checked(case, kinds)
+        assert not findings, shown(findings)
+        equal(given, expected)
 
 
 @named([*(planted.clean for planted in BUGS), *CLEAN])

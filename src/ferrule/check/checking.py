@@ -41,10 +41,10 @@ def checking(
 ) -> Iterator[Findings]:
     """Check the kernels that run on the CPU inside of a ``with`` block.
 
-    Each launch runs on one thread, with every access watched; it gives the same numbers as else. It
-    does not raise for what it finds, does not write outside its arrays, and goes on: reads outside
-    give zero, writes there are dropped. A thread that cannot go on, since it would write to its
-    own stack or to anywhere, is ended. All calls take the long way meanwhile, in all threads, and
+    Every access of a launch is watched; it gives the same numbers as else. It does not raise for
+    what it finds, does not write outside its arrays, and goes on: reads outside give zero, writes
+    there are dropped. A thread that cannot go on, since it would write to its own stack or to
+    anywhere, is ended. All calls take the long way meanwhile, in all threads, and
     nodes of MLX's graphs are evaluated when they are made, and functions that `mx.compile` made
     run as they were written.
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from ..dtypes import float16
 from ..kernel import Kernel
 from ..source import printing
-from ..spec import Facts, Launch, Spec
+from ..spec import Facts, Spec
 from .launches import watched
 from .launches.instrument import Instrumented
-from .launches.watched import KINDS, Event, Options, Result
+from .launches.shared import KINDS, Event
+from .launches.watched import Call, Options, Result
 from .stress import bytes_of, changes
 
 # What is tried instead. Each byte of a lane's value: large in every type, large below zero, NaN.
@@ -24,32 +25,24 @@ _WORDS = re.compile(r"shuffle|broadcast|rotate|half|float16")
 _MOST = 8  # events of a launch that are looked at: it runs again for each
 
 
-def run(
-    kernel: Instrumented,
-    spec: Spec,
-    inputs: Sequence[Facts],
-    outputs: Sequence[Facts],
-    launch: Launch,
-    options: Options,
-    order: Sequence[int] | None = None,
-) -> Result:
+def run(kernel: Instrumented, call: Call, options: Options) -> Result:
     """Run a launch, as `watched.run` does, without such events that no result depends on."""
-    if not _can_happen(spec):
-        return watched.run(kernel, spec, inputs, outputs, launch, options, order)
-    before = bytes_of(outputs)
-    result = watched.run(kernel, spec, inputs, outputs, launch, options, order)
+    if not _can_happen(call.spec):
+        return watched.run(kernel, call, options)
+    before = bytes_of(call.outputs)
+    result = watched.run(kernel, call, options)
     asked = [event for event in result.events if KINDS[event.kind] in _OTHERS][:_MOST]
-    if not asked or result.status or result.stopped or _prints(spec.kernel):
+    if not asked or result.status or result.stopped or _prints(call.spec.kernel):
         return result
     quick = options._replace(unwritten=False, races=False, uninitialised=False, floats=False)
 
     def matters(event: Event) -> bool:
         def again(others: Sequence[Facts], value: int) -> bool:
             changed = quick._replace(strays=(event.pc, value))
-            ran = watched.run(kernel, spec, inputs, others, launch, changed, order)
+            ran = watched.run(kernel, call._replace(outputs=others), changed)
             return not (ran.status or ran.stopped)
 
-        return changes(outputs, before, again, _OTHERS[KINDS[event.kind]])
+        return changes(call.outputs, before, again, _OTHERS[KINDS[event.kind]])
 
     idle = [event for event in asked if not matters(event)]
     return result._replace(events=[event for event in result.events if event not in idle])

@@ -17,6 +17,7 @@ from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..spec import Facts, Input, Launch, Spec, row_contiguous_strides
 from ..unit import Copy, Fill, Product, Run, Step, TensorMap, UnitSpec
+from .launches.watched import Call
 
 ArraysAt = Mapping[str, tuple[int, Dtype, int]]  # address, dtype and elements of each array
 
@@ -25,18 +26,12 @@ class UnitLaunch(NamedTuple):
     """A function's launch, as if it were a kernel's.
 
     Attributes:
-        spec: names and dtypes of what it takes: inputs and numbers, then what it may write.
-        inputs, outputs: these.
-        launch: the sizes.
-        order: which of these each of its arguments is; -1: a null pointer.
+        call: whose spec has names and dtypes of what it takes: inputs and numbers, then what it
+            may write.
         keep: what owns the numbers.
     """
 
-    spec: Spec
-    inputs: list[Facts]
-    outputs: list[Facts]
-    launch: Launch
-    order: list[int]
+    call: Call
     keep: object
 
 
@@ -70,7 +65,7 @@ def launches(
         else:
             made = _launch(spec, step, places, names, inputs, written)
             run(made, step.function)
-            written.update(made.spec.kernel.output_names)
+            written.update(made.call.spec.kernel.output_names)
 
 
 def _launch(
@@ -113,7 +108,7 @@ def _launch(
     )  # fmt: skip
     order = [all_names.index(name) if name else -1 for name in taken]
     as_kernel = Spec(kernel, described, tuple(fact.dtype for fact in results), ())
-    return UnitLaunch(as_kernel, given, results, launch, order, kept)
+    return UnitLaunch(Call(as_kernel, given, results, launch, order), kept)
 
 
 def _facts(place: tuple[int, Dtype, int]) -> Facts:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..devices.cpu.cuda_bodies import whole_blocks
+from ..devices.cpu.program import device as cpu
 from ..devices.protocol import Native
 from ..kernel import Kernel
 from ..source.cuda import on_cpu
@@ -18,11 +19,13 @@ from ..unit import Step, UnitSpec
 from . import strays
 from .gpu import OnGpus
 from .launches import texts, watched
+from .launches.inside import is_shown_inside
 from .launches.instrument import Instrumented, instrumented, instrumented_unit
 from .launches.lines import Place
 from .launches.messages import KIND_OF, computed, position, shown, words
 from .launches.places import Places, compared, origin_of, other_places_of, places_of
-from .launches.watched import KINDS, Event, Options, Result
+from .launches.shared import KINDS, Event
+from .launches.watched import Call, Options, Result
 from .reports.findings import Finding, Findings
 from .reports.select import Selection, unsuppressed
 from .stops.stopping import Stops
@@ -57,12 +60,16 @@ class Watch:
             self.findings.stops = stops.seen
         self.options = options
         self._wanted = wanted
+        # Then a launch whose text shows that it stays inside needs no watching.
+        self._only_bounds = wanted.kinds == {"bounds"} and options._replace(
+            same_values=False, sample=None, cuda=False, gpu=False
+        ) == Options(unwritten=False, races=False, uninitialised=False, floats=False)
         self._on_gpus = OnGpus(options.unwritten)
 
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
     ) -> bool:
-        """Run a launch, watched; False of a kernel that nobody wants to be."""
+        """Run a launch, watched; False of a kernel that nobody wants to be, or that need not be."""
         name = spec.kernel.name
         if not self._wanted.names(name):
             return False
@@ -71,6 +78,10 @@ class Watch:
             return False
         if 0 in launch.grid:
             return True
+        may_be_shown = self._only_bounds and not in_cuda and self._stops is None
+        if may_be_shown and is_shown_inside(spec, inputs, outputs, launch):
+            self.findings.launches += 1
+            return False
         launch = whole_blocks(launch) if in_cuda else launch
         kernel = instrumented(spec)
         if self._stops is not None and not in_cuda:
@@ -78,14 +89,15 @@ class Watch:
         for remark in kernel.notes:
             self.findings.note(remark)
         before = bytes_of(outputs) if self.options.stress else []
-        result = strays.run(kernel, spec, inputs, outputs, launch, self.options)
-        reader = _Reader(spec, kernel, inputs, outputs, launch, result)
+        call = Call(spec, inputs, outputs, launch)
+        result = strays.run(kernel, call, self.options)
+        reader = _Reader(kernel, call, result)
         found = reader.findings()
         if self.options.stress:
 
             def again(others: Sequence[Facts], other: Launch, reverse: bool) -> None:
                 options = self.options._replace(reversed=reverse)
-                watched.run(kernel, spec, inputs, others, other, options)
+                watched.run(kernel, call._replace(outputs=others, launch=other), options)
 
             told = differences(spec.kernel, outputs, before, again, launch)
             found += [reader.unstable(message) for message in told]
@@ -145,12 +157,11 @@ class Watch:
         alone = len(steps) == 1  # of several, others may write the rest
 
         def run(made: UnitLaunch, function: str) -> None:
-            kernel = instrumented_unit(spec, function)
-            call = made.spec, made.inputs, made.outputs, made.launch
-            result = strays.run(kernel, *call, self.options, made.order)
-            found = _Reader(made.spec, kernel, *call[1:], result).findings()
+            kernel, call = instrumented_unit(spec, function), made.call
+            result = strays.run(kernel, call, self.options)
+            found = _Reader(kernel, call, result).findings()
             found = [finding for finding in found if alone or finding.kind != "unwritten"]
-            self._keep(made.spec, made.launch, result, found)
+            self._keep(call.spec, call.launch, result, found)
 
         launches(spec, steps, places, inputs, run)
 
@@ -189,8 +200,10 @@ class Watch:
                 fact._replace(pointer=pointer, strides=strides_of(fact))
                 for fact, pointer in zip((*inputs, *outputs), pointers, strict=True)
             ]
+            given, results = facts[: len(inputs)], facts[len(inputs) :]
             try:
-                self.launch(spec, facts[: len(inputs)], facts[len(inputs) :], launch)
+                if not self.launch(spec, given, results, launch):
+                    cpu().program(spec).run(given, results, launch)
             except SystemExit:  # of a stop: C called, and cannot raise
                 _thread.interrupt_main()
                 return _FAULT
@@ -217,17 +230,9 @@ _kept: deque[Any] = deque(maxlen=4096)
 class _Reader:
     """Reads findings out of a watched launch."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        kernel: Instrumented,
-        inputs: Sequence[Facts],
-        outputs: Sequence[Facts],
-        launch: Launch,
-        result: Result,
-    ) -> None:
-        self._spec, self._kernel, self._launch, self._result = spec, kernel, launch, result
-        self._inputs, self._outputs = inputs, outputs
+    def __init__(self, kernel: Instrumented, call: Call, result: Result) -> None:
+        self._kernel, self._result = kernel, result
+        self._spec, self._inputs, self._outputs, self._launch, _ = call
 
     def findings(self) -> list[Finding]:
         """All of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from ctypes import CDLL
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ...devices.digests import INCLUDE, header_digest
 from ...errors import CompilerFailed
 from ...source import ENTRY, cpp, fibers
 from ...source.cuda import on_cpu, unit
+from ...source.private_memory import is_pointed_to
 from ...spec import Spec
 from ...tools import loader, toolchain
 from ...unit import UnitSpec
@@ -28,9 +30,10 @@ _FLAGS = (
     "-O1", "-g1", "-fno-math-errno", "-ftrapping-math", "-fno-strict-aliasing", "-fsigned-char",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-stack-protector",
     "-fno-omit-frame-pointer", "-DFR_CHECKED=1", "-Wuninitialized",
-    "-fsanitize=thread", "-fsanitize=object-size",
-    "-fsanitize-recover=all",
+    "-fsanitize=thread", "-fsanitize-recover=all",
 )  # fmt: skip
+# Of a variable that it looks at, the compiler takes the address: then each access of it is told.
+_BEHIND_POINTERS = "-fsanitize=object-size"
 _ARITHMETIC = "-fsanitize=bounds,signed-integer-overflow,shift,integer-divide-by-zero"
 # A vector can be misaligned where a pointer is cast; to look at each pointer takes g++ much longer.
 _POINTER_CAST = re.compile(r"\*\s*(?:const\s*)?(?:__restrict__\s*)?[>)]")
@@ -66,7 +69,7 @@ class Instrumented:
 
     def __init__(self, name: str, payload: bytes, log: str, text: str, entry: str = ENTRY) -> None:
         self.library, self.entry = loader.load_library(payload, f"{name}.checked"), entry
-        self._payload = payload
+        self._payload, self._copies = payload, [self.library]
         self.notes = [
             f"kernel {name!r}: threadgroup memory is not watched; its declarations are not "
             "understood."
@@ -76,6 +79,12 @@ class Instrumented:
         for file, line, column, words in _UNSET.findall(log):
             if (place := place_of(file, int(line), int(column))) is not None:
                 self.unset.append((place, words))
+
+    def copies(self, count: int) -> list[CDLL]:
+        """The library and others of its bytes, each with memory of its own."""
+        while len(self._copies) < count:
+            self._copies.append(loader.load_library(self._payload, "checked"))
+        return self._copies[:count]
 
     @cached_property
     def lines(self) -> Lines:
@@ -104,6 +113,7 @@ def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
     """
     compiler = toolchain.find_compiler()
     scalars: Sequence[str] = ()
+    pointed_to = True
     if spec.kernel.language == "cuda":
         on_cpu.refuse(spec)
         text, flags = on_cpu.text(spec, checked=True), [*_FOR_CUDA]
@@ -115,7 +125,9 @@ def instrumented(spec: Spec, *, stops: bool = False) -> Instrumented:
         all_flags = device().flags(spec.kernel, compiler, "fibers", prepared.fuses_freely)
         own = [f for f in all_flags if f.startswith(("-ffp-contract", "-D__FAST_MATH__"))]
         flags = [f"-I{INCLUDE}", *own]
+        pointed_to = is_pointed_to(prepared)
     flags += _looking_at(f"{spec.kernel.header}\n{spec.kernel.source}")
+    flags += [_BEHIND_POINTERS] if pointed_to else []
     flags += ["-DFR_STOPS=1"] if stops and spec.kernel.language == "metal" else []
     try:
         payload, log = _built(compiler, text, flags)
@@ -133,7 +145,7 @@ def instrumented_unit(spec: UnitSpec, function: str) -> Instrumented:
     text = on_cpu.unit_text(spec, checked=True)
     words = "\n".join([spec.source, *dict(spec.headers).values()])
     try:
-        payload, log = _built(compiler, text, [*_FOR_CUDA, *_looking_at(words)])
+        payload, log = _built(compiler, text, [*_FOR_CUDA, *_looking_at(words), _BEHIND_POINTERS])
     except CompilerFailed as failed:
         name = f"{compiler.kind} {compiler.version}"
         raise refused("unit", spec.name, unit.texts(spec), failed.log, name) from None

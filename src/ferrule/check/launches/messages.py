@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ...spec import Launch
 from ..reports.findings import Position
-from .watched import KINDS, Event, Result, Watched
+from .shared import KINDS, Event
+from .watched import Result, Watched
 
 # What a finding's kind is, by an event's.
 KIND_OF = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .instrument import Instrumented
 from .lines import Place
-from .watched import Event
+from .shared import Event
 
 
 class Places(NamedTuple):

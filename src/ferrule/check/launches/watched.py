@@ -9,7 +9,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,17 +20,23 @@ from ...dtypes import Dtype
 from ...errors import DeviceError
 from ...kernel import Kernel
 from ...spec import Facts, Launch, Spec, extent
+from ...tools.binding import runtime
 from .instrument import Instrumented
+from .shared import (
+    MOST_ARRAYS,
+    MOST_COPIES,
+    TEXT,
+    Array,
+    Event,
+    WatchLaunch,
+    WatchOptions,
+)
 
-# Of watch/shared.h.
-_MOST_ARRAYS, _MOST_ORIGINS, _MOST_CALLERS, _TEXT = 256, 4, 6, 48
-KINDS = (
-    "BOUNDS_READ", "BOUNDS_WRITE", "WILD", "BOUNDS_PRIVATE", "RACE", "UNINITIALISED", "DIVERGENCE",
-    "LANE", "NAN_STORED", "INFINITY_STORED", "OVERFLOW_INT", "DIVISION", "SHIFT", "HALF_OVERFLOW",
-    "MISALIGNED", "WRITE_TO_INPUT", "GAVE_UP", "ASSERTION", "CRASH", "UNSET", "NO_ROOM",
-    "NOT_NAMED", "ABSENT", "TRAP", "BOUNDS_ROW",
-)  # fmt: skip
 _FLOATS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4, "complex64": 3}
+_MANY_THREADS = 4096  # of a launch that is worth several threads
+_LARGE = 256 << 20  # bytes of outputs: for each of four, a copy keeps 32
+# What orders threadgroups, or prints as they run.
+_ORDERED = re.compile(r"atomic|volatile|fence|printf|os_log|\bstatic\b", re.IGNORECASE)
 _STALLED = 20.0  # seconds in which not one thread ends: then the launch hangs
 
 
@@ -43,80 +50,6 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
-
-
-class _Array(ctypes.Structure):
-    _fields_ = (
-        ("bytes", ctypes.c_uint64),
-        ("item", ctypes.c_uint64),
-        ("output", ctypes.c_uint32),
-        ("written", ctypes.c_uint32),
-        ("floats", ctypes.c_uint32),
-        ("shared", ctypes.c_uint32),
-        ("address", ctypes.c_uint64),
-        ("unwritten", ctypes.c_uint64),
-        ("first_unwritten", ctypes.c_uint64),
-        ("name", ctypes.c_char * _TEXT),
-    )
-
-
-class Event(ctypes.Structure):
-    """An event, as watch/shared.h has it."""
-
-    _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("array", ctypes.c_int32),
-        ("count", ctypes.c_uint64),
-        ("pc", ctypes.c_uint64),
-        ("other_pc", ctypes.c_uint64),
-        ("thread", ctypes.c_uint32),
-        ("threads", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("other_threads", ctypes.c_uint32),
-        ("group", ctypes.c_uint64),
-        ("other_group", ctypes.c_uint64),
-        ("index", ctypes.c_int64),
-        ("size", ctypes.c_uint64),
-        ("value", ctypes.c_uint64 * 2),
-        ("operand_kind", ctypes.c_uint32 * 2),
-        ("caller", ctypes.c_uint64 * _MOST_CALLERS),
-        ("later", ctypes.c_int32),
-        ("origin", ctypes.c_uint64 * _MOST_ORIGINS),
-        ("operation", ctypes.c_uint32 * _MOST_ORIGINS),
-        ("operand", ctypes.c_double * 2 * _MOST_ORIGINS),
-        ("file", ctypes.c_char_p),
-        ("line", ctypes.c_uint32),
-        ("column", ctypes.c_uint32),
-        ("text", ctypes.c_char * _TEXT),
-    )
-
-
-class _Options(ctypes.Structure):
-    _fields_ = (
-        ("cells", ctypes.c_uint32),
-        ("races", ctypes.c_uint32),
-        ("uninitialised", ctypes.c_uint32),
-        ("floats", ctypes.c_uint32),
-        ("same_values", ctypes.c_uint32),
-        ("reversed", ctypes.c_uint32),
-        ("may_be_infinite", ctypes.c_uint32),
-        ("may_be_nan", ctypes.c_uint32),
-        ("stray_bytes", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
-        ("strays_of", ctypes.c_uint64),
-        ("launch_begin", ctypes.c_uint64),
-        ("launch_end", ctypes.c_uint64),
-        ("source", ctypes.c_char_p),
-        ("header", ctypes.c_char_p),
-    )
-
-
-class _Launch(ctypes.Structure):
-    _fields_ = (
-        ("entry", ctypes.c_void_p),
-        ("launch", ctypes.c_void_p),
-        ("units", ctypes.c_void_p),
-    )
 
 
 class Options(NamedTuple):
@@ -147,6 +80,29 @@ class Options(NamedTuple):
     cuda: bool = False
     gpu: bool = False
     strays: tuple[int, int] = (0, 0)
+
+
+class Call(NamedTuple):
+    """A launch that is checked.
+
+    Attributes:
+        spec: the kernel, and what it is compiled for.
+        inputs, outputs: arrays on the CPU.
+        launch: the sizes.
+        order: of a unit's function, which array each argument is; -1: a null pointer.
+    """
+
+    spec: Spec
+    inputs: Sequence[Facts]
+    outputs: Sequence[Facts]
+    launch: Launch
+    order: Sequence[int] | None = None
+
+    @property
+    def groups(self) -> list[int]:
+        """Threadgroups along each axis."""
+        sizes = zip(self.launch.grid, self.launch.threadgroup, strict=True)
+        return [-(-g // t) if t else 0 for g, t in sizes]
 
 
 class Watched(NamedTuple):
@@ -197,68 +153,197 @@ class Result(NamedTuple):
 
 def run(
     kernel: Instrumented,
-    spec: Spec,
-    inputs: Sequence[Facts],
-    outputs: Sequence[Facts],
-    launch: Launch,
+    call: Call,
     options: Options,
-    order: Sequence[int] | None = None,
     opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None = None,
 ) -> Result:
     """Run a launch, watched.
 
+    Threadgroups run on as many threads as the launch would have, each thread with a copy of the
+    library, of which none knows what the others see. Where that is nothing, and none has touched
+    what another has written, all is well. Else they run again, one after the other.
+
     Args:
         kernel: the library.
-        spec: what it was made of.
-        inputs, outputs: arrays on the CPU; the outputs are written.
-        launch: the sizes.
+        call: the launch; its outputs are written.
         options: what to look for.
-        order: of a unit's function, which array each argument is; -1: a null pointer.
         opened: is given the library, the table of arrays and what they are, before threads run;
             then the launch is only looked at, and the outputs stay as they were.
 
     Raises:
         DeviceError: there is no memory for it.
     """
-    groups = [-(-g // t) if t else 0 for g, t in zip(launch.grid, launch.threadgroup, strict=True)]
+    groups = call.groups
     units = _units(math.prod(groups), options.sample)
-    block = _Block(spec, inputs, outputs, launch, groups, order)  # absent arrays have shapes, too
-    inputs, outputs = list(map(_there, inputs)), list(map(_there, outputs))
+    copies = 1 if opened is not None else _copies(call, options, len(units))
     with _lock:
-        filled = [launch.fill is not None] * (len(outputs) - launch.in_place)
+        if copies > 1:
+            with suppress(_NotApart):
+                return _Run(kernel, call, options, units, copies).result(None)
+        return _Run(kernel, call, options, units, 1).result(opened)
+
+
+def _copies(call: Call, options: Options, units: int) -> int:
+    """On how many threads a launch runs: one where threadgroups wait for others, or print."""
+    kernel, launch = call.spec.kernel, call.launch
+    size = sum(fact.size * fact.dtype.itemsize for fact in call.outputs)
+    together = math.prod(launch.grid) >= _MANY_THREADS and size <= _LARGE
+    # Without looking for races, nobody would see that threadgroups depend on each other.
+    together = together and options.races and options.seconds is None
+    if not together or _is_ordered(kernel):
+        return 1
+    return max(1, min(int(runtime().fr_threads()), MOST_COPIES, units))
+
+
+@lru_cache(maxsize=256)
+def _is_ordered(kernel: Kernel) -> bool:
+    """Whether the order of threadgroups may be seen."""
+    return _ORDERED.search(f"{kernel.header}\n{kernel.source}") is not None
+
+
+class _NotApart(Exception):
+    """Threadgroups that ran on several threads may have had to do with each other, or something
+    happened in one: another order would tell something else."""
+
+
+class _Run:
+    """A launch, opened in some copies of its library."""
+
+    def __init__(
+        self,
+        kernel: Instrumented,
+        call: Call,
+        options: Options,
+        units: np.ndarray[tuple[int], np.dtype[np.uint64]],
+        copies: int,
+    ) -> None:
+        self._kernel, self._options, self._units = kernel, options, units
+        self._call = call._replace(
+            inputs=list(map(_there, call.inputs)), outputs=list(map(_there, call.outputs))
+        )
+        self._block = _Block(call)  # absent arrays have shapes, too
+        launch = call.launch
+        filled = [launch.fill is not None] * (len(call.outputs) - launch.in_place)
         filled += [True] * launch.in_place
-        arrays, copies = _arrays(spec, inputs, outputs, filled)
-        table = _table(arrays)
-        watch = kernel.library
-        known = [*inputs, *(y for y, has in zip(outputs, filled, strict=True) if has)]
-        wanted = _Options(
-            any(options[:4]), options.races, options.uninitialised, options.floats,
-            options.same_values, options.reversed,
-            *(_not_finite(spec.kernel, known) if options.floats else (3, True)),
-            options.strays[1], 0, options.strays[0],
-            block.address, block.address + block.size, kernel.texts[0], kernel.texts[1],
-        )  # fmt: skip
-        count = ctypes.c_uint(len(arrays))
-        if not watch.fr_watch_open(table, count, ctypes.byref(wanted), ctypes.c_uint64(len(units))):
-            raise DeviceError(
-                f"{launch.of(spec.kernel)}: there is no address space to check it in; a limit on "
-                "virtual memory (ulimit -v) may be set."
-            )
+        self._filled = filled
+        self._arrays, self._sources = _arrays(self._call, filled)
+        self._tables = [_table(self._arrays) for _ in range(copies)]
+        self._libraries = kernel.copies(copies)
+
+    def result(
+        self, opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None
+    ) -> Result:
+        """Run it.
+
+        Raises:
+            DeviceError: there is no memory for it.
+            _NotApart: several copies do not know what one would.
+        """
+        # The thread that ends what hangs sleeps by the time that others are woken for their parts:
+        # else the processor that it was started on would be taken for a busy one.
+        with _limit(self._libraries, self._options.seconds):
+            return self._ran(opened)
+
+    def _ran(self, opened: Callable[[ctypes.CDLL, Any, Sequence[Watched]], None] | None) -> Result:
+        call, first = self._call, self._tables[0]
         try:
-            block.fill(
-                [entry.address - a.shift for entry, (a, *_) in zip(table, arrays, strict=False)]
+            self._open()
+            self._block.fill(
+                [
+                    entry.address - a.shift
+                    for entry, (a, *_) in zip(first, self._arrays, strict=False)
+                ]
             )
-            for i, (address, size) in copies.items():
-                ctypes.memmove(table[i].address, address, size)
+            for i, (address, size) in self._sources.items():
+                ctypes.memmove(first[i].address, address, size)
             if opened is not None:
-                opened(watch, table, [array for array, *_ in arrays])
-            status = _start(kernel, block, units, options.seconds, launch.of(spec.kernel))
-            result = _result(watch, table, arrays, len(units), math.prod(groups), status)
-            for i, fact in enumerate(outputs, len(inputs)) if opened is None else ():
-                ctypes.memmove(fact.pointer, table[i].address, fact.size * fact.dtype.itemsize)
+                opened(self._libraries[0], first, [array for array, *_ in self._arrays])
+            status = self._start()
+            result = self._result(status)
+            if len(self._libraries) > 1 and not self._apart(result):
+                raise _NotApart
+            for i, fact in enumerate(call.outputs, len(call.inputs)) if opened is None else ():
+                ctypes.memmove(fact.pointer, first[i].address, fact.size * fact.dtype.itemsize)
+            return result
         finally:
-            watch.fr_watch_close()
-    return result
+            for library in reversed(self._libraries):
+                library.fr_watch_close()
+
+    def _open(self) -> None:
+        """Say where the arrays lie, and what is looked for."""
+        call, options, block = self._call, self._options, self._block
+        known = [
+            *call.inputs,
+            *(y for y, has in zip(call.outputs, self._filled, strict=True) if has),
+        ]
+        floats = _not_finite(call.spec.kernel, known) if options.floats else (3, True)
+        base, count = 0, ctypes.c_uint(len(self._arrays))
+        for i, (library, table) in enumerate(zip(self._libraries, self._tables, strict=True)):
+            wanted = WatchOptions(
+                any(options[:4]), options.races, options.uninitialised, options.floats,
+                options.same_values, options.reversed, *floats, options.strays[1],
+                i, len(self._libraries), 0, base, options.strays[0],
+                block.address, block.address + block.size, *self._kernel.texts,
+            )  # fmt: skip
+            units = ctypes.c_uint64(len(self._units))
+            if not library.fr_watch_open(table, count, ctypes.byref(wanted), units):
+                raise DeviceError(
+                    f"{call.launch.of(call.spec.kernel)}: there is no address space to check it "
+                    "in; a limit on virtual memory (ulimit -v) may be set."
+                )
+            library.fr_watch_base.restype = ctypes.c_uint64
+            base = library.fr_watch_base()
+
+    def _start(self) -> int:
+        """Run the threadgroups; Python sees its signals in between."""
+        parts = np.array_split(self._units, len(self._libraries))
+        calls = (WatchLaunch * len(parts))()
+        for call, part, library in zip(calls, parts, self._libraries, strict=True):
+            entry = getattr(library, self._kernel.entry)
+            functions = {
+                "run": library.fr_watch_entry, "trap": library.fr_watch_signal, "entry": entry,
+            }  # fmt: skip
+            for name, function in functions.items():
+                setattr(call, name, ctypes.cast(function, ctypes.c_void_p).value)
+            call.launch, call.units, call.count = self._block.address, part.ctypes.data, len(part)
+        first, where = self._libraries[0], self._call.launch.of(self._call.spec.kernel)
+        run = ctypes.cast(first.fr_watch_run, ctypes.c_void_p)
+        first.fr_watch_begin(calls, ctypes.c_uint(len(parts)))
+        try:
+            return run_units(run, ctypes.addressof(calls), len(parts), len(parts), where)
+        finally:
+            first.fr_watch_end()
+
+    def _apart(self, result: Result) -> bool:
+        """Whether the copies had nothing to do with each other, and nothing is found."""
+        for library in self._libraries:
+            library.fr_watch_state.restype = ctypes.c_void_p
+        states = [library.fr_watch_state() for library in self._libraries]
+        table = (ctypes.c_void_p * len(states))(*states)
+        counts = ctypes.c_uint(len(states)), ctypes.c_uint(len(self._arrays))
+        whole = self._options.unwritten and len(self._units) == result.groups
+        apart = self._libraries[0].fr_watch_apart(table, *counts, int(whole))
+        return bool(apart) and not result.status
+
+    def _result(self, status: int) -> Result:
+        """What the first copy knows; it is all there is to know where nothing is."""
+        events, ended, used = ctypes.POINTER(Event)(), ctypes.c_uint64(), ctypes.c_uint()
+        told = [ctypes.byref(value) for value in (events, ended, used)]
+        for library in reversed(self._libraries):
+            count = library.fr_watch_results(*told, status)
+        copies = [Event.from_buffer_copy(events[i]) for i in range(count)]
+        table, known = self._tables[0], [array for array, *_ in self._arrays]
+        if len(self._libraries) == 1:
+            known = [
+                array._replace(unwritten=entry.unwritten, first_unwritten=entry.first_unwritten)
+                for array, entry in zip(known, table, strict=False)
+            ]
+        for entry in table[len(known) : used.value]:
+            name = entry.name.decode()
+            known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
+        stopped = bool(self._libraries[0].fr_watch_ended_early())
+        groups = math.prod(self._call.groups)
+        return Result(copies, known, ended.value, len(self._units), groups, status, stopped)
 
 
 def _there(fact: Facts) -> Facts:
@@ -275,10 +360,11 @@ def _units(groups: int, sample: int | None) -> np.ndarray[tuple[int], np.dtype[n
 
 
 def _arrays(
-    spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], filled: Sequence[bool]
+    call: Call, filled: Sequence[bool]
 ) -> tuple[list[tuple[Watched, bool, bool]], dict[int, tuple[int, int]]]:
     """What is watched, whether it may be written, and whether it has values; and of which, by
     number, where how many bytes are copied from."""
+    spec, inputs, outputs = call.spec, call.inputs, call.outputs
     arrays: list[tuple[Watched, bool, bool]] = []
     copies: dict[int, tuple[int, int]] = {}
     names = spec.kernel.input_names + spec.kernel.output_names
@@ -297,13 +383,13 @@ def _arrays(
     return arrays, copies
 
 
-def _table(arrays: Sequence[tuple[Watched, bool, bool]]) -> ctypes.Array[_Array]:
+def _table(arrays: Sequence[tuple[Watched, bool, bool]]) -> ctypes.Array[Array]:
     """What the library is told of the arrays."""
-    table = (_Array * _MOST_ARRAYS)()
+    table = (Array * MOST_ARRAYS)()
     for entry, (array, is_output, has_values) in zip(table, arrays, strict=False):
         entry.bytes, entry.item = array.bytes, array.item
         entry.output, entry.written = is_output, has_values
-        entry.name = array.name.encode()[: _TEXT - 1]
+        entry.name = array.name.encode()[: TEXT - 1]
         if array.dtype is not None:
             entry.floats = _FLOATS.get(array.dtype.name, 0)
     return table
@@ -317,6 +403,7 @@ _WRITTEN_INFINITY = re.compile(
 _WRITTEN_NAN = re.compile(r"\bNAN\b|\bnan[fh]?\s*\(|quiet_NaN|0x7fc0|0x7fff|0xffff|0x7e00", re.I)
 
 
+@lru_cache(maxsize=256)
 def written_not_finite(kernel: Kernel) -> tuple[int, bool]:
     """Which infinities the author writes, a bit for each sign, and whether NaN."""
     text = f"{kernel.header}\n{kernel.source}"
@@ -349,25 +436,18 @@ def _not_finite(kernel: Kernel, facts: Sequence[Facts]) -> tuple[int, bool]:
 class _Block:
     """`fr::launch` of include/cpu.h and the tables that it points to, in one piece of memory."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        inputs: Sequence[Facts],
-        outputs: Sequence[Facts],
-        launch: Launch,
-        groups: Sequence[int],
-        order: Sequence[int] | None,
-    ) -> None:
+    def __init__(self, call: Call) -> None:
+        spec, inputs, outputs, launch = call.spec, call.inputs, call.outputs, call.launch
         n, self._all = len(inputs), len(inputs) + len(outputs)
         self._inputs, self._described = inputs, described(spec.kernel)
-        self._order = range(self._all) if order is None else order
+        self._order = range(self._all) if call.order is None else call.order
         m = len(self._order)
         self._words = np.zeros(9 + m + 3 * n + 1, np.uint64)
         self.address, self.size = self._words.ctypes.data, self._words.nbytes
         tables = [9, 9 + m, 9 + m + n, 9 + m + 2 * n]
         self._words[:4] = [self.address + 8 * table for table in tables]
         shared = spec.kernel.shared_memory if spec.kernel.language == "cuda" else 1
-        sizes = np.array([*launch.grid, *launch.threadgroup, *groups, shared], np.uint32)
+        sizes = np.array([*launch.grid, *launch.threadgroup, *call.groups, shared], np.uint32)
         self._words[4:9] = sizes.view(np.uint64)
         ranks = self._words[tables[3] :].view(np.int32)
         ranks[:n] = [len(fact.shape) for fact in inputs]
@@ -390,20 +470,24 @@ def _put(address: int, values: np.ndarray[Any, Any]) -> None:
 
 
 @contextmanager
-def _limit(watch: ctypes.CDLL, seconds: float | None) -> Iterator[None]:
+def _limit(libraries: Sequence[ctypes.CDLL], seconds: float | None) -> Iterator[None]:
     """Ends what hangs, and what takes longer than ``seconds``."""
     done, interval = threading.Event(), _STALLED if seconds is None else seconds / 2
-    watch.fr_watch_progress.restype = ctypes.c_uint64
+    for library in libraries:
+        library.fr_watch_progress.restype = ctypes.c_uint64
+
+    def progress() -> int:
+        return sum(library.fr_watch_progress() for library in libraries)
 
     def end() -> None:
-        before, elapsed, hangs, over = watch.fr_watch_progress(), 0.0, False, False
+        before, elapsed, hangs, over = progress(), 0.0, False, False
         while not done.wait(0.02 if over else interval):
             if not over:
-                now, elapsed = watch.fr_watch_progress(), elapsed + interval
+                now, elapsed = progress(), elapsed + interval
                 hangs, before = now == before, now
                 over = hangs or (seconds is not None and elapsed >= seconds)
-            if over:
-                watch.fr_watch_stop(int(hangs))
+            for library in libraries if over else ():
+                library.fr_watch_stop(int(hangs))
 
     thread = threading.Thread(target=end, daemon=True)
     thread.start()
@@ -412,44 +496,3 @@ def _limit(watch: ctypes.CDLL, seconds: float | None) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def _start(
-    kernel: Instrumented,
-    block: _Block,
-    units: np.ndarray[tuple[int], np.dtype[np.uint64]],
-    seconds: float | None,
-    where: str,
-) -> int:
-    """Run the threadgroups on one thread; Python sees its signals in between."""
-    watch = kernel.library
-    entry = ctypes.cast(getattr(watch, kernel.entry), ctypes.c_void_p).value
-    call = _Launch(entry, block.address, units.ctypes.data)
-    outer = ctypes.cast(watch.fr_watch_entry, ctypes.c_void_p)
-    with _limit(watch, seconds):
-        return run_units(outer, ctypes.addressof(call), len(units), 1, where)
-
-
-def _result(
-    watch: ctypes.CDLL,
-    table: ctypes.Array[_Array],
-    arrays: Sequence[tuple[Watched, bool, bool]],
-    ran: int,
-    groups: int,
-    status: int,
-) -> Result:
-    events, ended, used = ctypes.POINTER(Event)(), ctypes.c_uint64(), ctypes.c_uint()
-    told = (ctypes.byref(value) for value in (events, ended, used))
-    count = watch.fr_watch_results(*told, status)
-    copies = [Event.from_buffer_copy(events[i]) for i in range(count)]
-    known = [array for array, *_ in arrays]
-    known = [
-        array._replace(unwritten=entry.unwritten, first_unwritten=entry.first_unwritten)
-        for array, entry in zip(known, table, strict=False)
-    ]
-    for entry in table[len(known) : used.value]:
-        name = entry.name.decode()
-        known.append(Watched(name, None, None, entry.item, entry.bytes, 0, entry.shared))
-    return Result(
-        copies, known, ended.value, ran, groups, status, bool(watch.fr_watch_ended_early())
-    )

@@ -105,7 +105,8 @@ class Stops:
             session.table, session.arrays = table, arrays
             library.fr_watch_stops(wanted, len(of), told)
 
-        watched.run(built.kernel, spec, inputs, outputs, launch, plain, opened=opened)
+        call = watched.Call(spec, inputs, outputs, launch)
+        watched.run(built.kernel, call, plain, opened)
         for b, entry in zip(of, wanted, strict=False):
             self._left[b, name] = entry.left
         if session.error is not None:

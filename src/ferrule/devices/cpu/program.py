@@ -150,7 +150,7 @@ class CpuProgram:
     def launch(
         self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch, stream: int = 0
     ) -> None:
-        """Run the kernel and wait for it.
+        """Run the kernel and wait for it; watched, where somebody checks it.
 
         Raises:
             CompileError: the compiler refused the kernel's text.
@@ -160,8 +160,15 @@ class CpuProgram:
                 at the second Ctrl-C, on a thread that Python does not interrupt.
         """
         watcher = protocol.watcher
-        if watcher is not None and watcher.launch(self._spec, inputs, outputs, launch):
-            return
+        if watcher is None or not watcher.launch(self._spec, inputs, outputs, launch):
+            self.run(inputs, outputs, launch)
+
+    def run(self, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch) -> None:
+        """Run the kernel and wait for it, watched by nobody.
+
+        Raises:
+            CompileError, DialectError, DeviceError: as `launch` does.
+        """
         loaded, sizes, units = self._plan(launch)
         if 0 in launch.grid:
             return

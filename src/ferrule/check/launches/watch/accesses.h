@@ -145,6 +145,7 @@ __attribute__((noinline)) void watched(unsigned number, array_state& a, uintptr_
     w.store.conflicts = false;
   }
   const uint64_t begin = address - a.begin, end = begin + size, grain = uint64_t(1) << a.grain;
+  a.touched[begin >> (a.grain + TOUCHED)] = a.touched[(end - 1) >> (a.grain + TOUCHED)] = 1;
   if (write && !atomic && size == 4 && a.grain == 2 && !(begin & 3) && !a.shared) {  // most are an element's first
     cell& c = a.cells[begin >> 2];
     if (LIKELY(c.is_new())) {

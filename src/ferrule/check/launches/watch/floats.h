@@ -71,10 +71,12 @@ bool makes_floats(const unsigned char* p) {
 }
 #endif
 
-void on_trap(int number, siginfo_t* info, void* context) {
+// Whether a signal is of the launch that this copy of the library runs, on this thread.
+bool trapped(siginfo_t* info, void* context) {
+  if (!w.open || !pthread_equal(w.thread, pthread_self())) return false;
 #if defined(__x86_64__)
   const bool floats = info->si_code == FPE_FLTINV || info->si_code == FPE_FLTDIV || info->si_code == FPE_FLTOVF;
-  if (w.open && floats) {
+  if (floats && w.running) {
     ucontext_t* u = static_cast<ucontext_t*>(context);
     const uintptr_t pc = uintptr_t(u->uc_mcontext.gregs[REG_RIP]);
     u->uc_mcontext.fpregs->mxcsr = (u->uc_mcontext.fpregs->mxcsr & ~0x3fu) | 0x1f80u;
@@ -89,10 +91,10 @@ void on_trap(int number, siginfo_t* info, void* context) {
       const unsigned code = operands_of(u, &first, &second);
       note_made(pc + 1, code, first, second);
     }
-    return;
+    return true;
   }
 #endif
-  if (info->si_code <= 0 && w.open && w.stop) {  // of `fr_watch_stop`, to a loop without accesses
+  if (info->si_code <= 0 && w.stop) {  // of `fr_watch_stop`, to a loop without accesses
     uintptr_t pc = w.last, stack = w.fibers_begin;
 #if defined(__x86_64__)
     const auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
@@ -100,21 +102,35 @@ void on_trap(int number, siginfo_t* info, void* context) {
 #endif
     // Not while the scheduler runs, or has just been left: only a thread's own stack can be left.
     if (fr_watch_current != NOBODY && stack >= w.fibers_begin && stack < w.fibers_end) give_up(pc);
-    return;
+    return true;
   }
-  if (w.fpe_before.sa_flags & SA_SIGINFO) w.fpe_before.sa_sigaction(number, info, context);
-  else if (w.fpe_before.sa_handler != SIG_DFL && w.fpe_before.sa_handler != SIG_IGN) w.fpe_before.sa_handler(number);
+  return false;
+}
+
+// What is told of signals while launches run: whose they may be, and whose they were before.
+struct {
+  watch_launch copy[MOST_COPIES];
+  unsigned count;
+  struct sigaction before;
+  unsigned set;  // 1: somebody sets the handler; 2: it is set
+} traps;
+
+void on_trap(int number, siginfo_t* info, void* context) {
+  for (unsigned i = 0; i < traps.count; ++i)
+    if (traps.copy[i].trap(number, info, context)) return;
+  const struct sigaction& before = traps.before;
+  if (before.sa_flags & SA_SIGINFO) before.sa_sigaction(number, info, context);
+  else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) before.sa_handler(number);
   else signal(number, SIG_DFL);
 }
 
-// The signal is somebody else's again, once none of ours can come any more.
+// No signal of ours comes to this thread any more.
 void end_watch() {
   __atomic_store_n(&w.running, 0, __ATOMIC_SEQ_CST);
   do sched_yield();  // what was sent is delivered on the way back
   while (__atomic_load_n(&w.poking, __ATOMIC_SEQ_CST));
   sched_yield();
   disarm();
-  sigaction(SIGFPE, &w.fpe_before, nullptr);
 }
 
 }  // namespace

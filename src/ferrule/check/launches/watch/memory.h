@@ -3,6 +3,7 @@
 #include "state.h"
 
 #include <link.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 namespace {
@@ -33,12 +34,13 @@ bool map_array(unsigned number, uint64_t bytes) {
   array_state& a = w.array[number];
   // Not in step: what misses by a power of two must not hit another array.
   a.begin = w.base + number * (ROOM + STAGGER) + BEFORE, a.end = a.begin + bytes;
+  a.reads = int64_t(bytes), a.writes = a.output ? a.reads : 0;
+  if (w.options.copy && !a.shared) return true;  // copy 0 has mapped it
   const uint64_t length = (bytes + PAGE - 1) & ~(PAGE - 1);
   void* at = reinterpret_cast<void*>(a.begin);
   if (length && mmap(at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
     return false;
   in_large_pages(at, length);
-  a.reads = int64_t(bytes), a.writes = a.output ? a.reads : 0;
   return true;
 }
 
@@ -51,13 +53,16 @@ bool map_cells(array_state& a, uint64_t item) {
   if (cells != MAP_FAILED) in_large_pages(cells, count * sizeof(cell));
   a.cells = cells == MAP_FAILED ? nullptr : static_cast<cell*>(cells);
   a.reads = a.writes = 0;
-  return a.cells != nullptr;
+  a.touched = static_cast<unsigned char*>(calloc((count >> TOUCHED) + 2, 1));
+  return a.cells && a.touched;
 }
 
 void unmap() {
-  for (unsigned i = 0; i < w.used; ++i)
+  for (unsigned i = 0; i < w.used; ++i) {
     if (w.array[i].cells) munmap(w.array[i].cells, (((w.array[i].end - w.array[i].begin) >> w.array[i].grain) + 1) * sizeof(cell));
-  if (w.base) munmap(reinterpret_cast<void*>(w.base), MOST_ARRAYS * ROOM);
+    free(w.array[i].touched);
+  }
+  if (w.base && !w.options.copy) munmap(reinterpret_cast<void*>(w.base), MOST_ARRAYS * ROOM);
   if (w.group_epoch) munmap(w.group_epoch, w.most_groups * sizeof(uint32_t));
   if (w.group_unit) munmap(w.group_unit, w.most_groups * sizeof(uint64_t));
   if (w.group_threads) munmap(w.group_threads, w.most_groups * sizeof(unsigned));

@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { MOST_ARRAYS = 256, MOST_EVENTS = 512, MOST_ORIGINS = 4, MOST_CALLERS = 6, TEXT = 48 };
+enum { MOST_COPIES = 8, MOST_ARRAYS = 256, MOST_EVENTS = 512, MOST_ORIGINS = 4, MOST_CALLERS = 6, TEXT = 48 };
 
 // An array of the launch, or the shape or strides of one. Threadgroup arrays are added as they appear.
 struct watch_array {
@@ -73,15 +73,21 @@ struct watch_options {
                                          // infinities a bit for each sign: 1 positive, 2 negative
   // What one operation gives instead: each byte of what lanes get from others that are not there, or, not 0, a
   // half's largest number for an infinity.
-  uint32_t stray_bytes, unused;
+  uint32_t stray_bytes;
+  uint32_t copy, copies;  // this library's number among those that share the launch
+  uint32_t unused;
+  uint64_t base;          // where copy 0 has put the arrays
   uint64_t strays_of;
   uint64_t launch_begin, launch_end;     // memory of what the entry is given
   const char *source, *header;           // as the author wrote them
 };
 
-// A launch of some threadgroups; runtime/runtime.h's fr_entry is given this.
+// Some of a launch's threadgroups, for one copy of the library.
 struct watch_launch {
+  void (*run)(const watch_launch*, void* worker);     // the copy's fr_watch_entry
+  int (*trap)(int number, void* info, void* context);  // its fr_watch_signal
   void (*entry)(const void* launch, uint64_t begin, uint64_t end, void* worker);
   const void* launch;
   const uint64_t* units;
+  uint64_t count;
 };

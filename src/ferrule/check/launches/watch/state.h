@@ -30,6 +30,8 @@ constexpr unsigned MOST_PAGES = 256;
 constexpr unsigned MOST_MADE = 16;
 constexpr uint64_t PAGE = 4096;
 
+constexpr unsigned TOUCHED = 9;  // 2^9 cells
+
 constexpr uint32_t LAST_EPOCH = (1u << 26) - 1;
 
 enum : unsigned { TO_DEVICE = 1, TO_THREADGROUP = 2 };  // metal::mem_flags
@@ -49,6 +51,7 @@ static_assert(sizeof(record) == 8 && sizeof(cell) == 32, "as small as they can b
 struct array_state {
   uint64_t begin, end;
   cell* cells;
+  unsigned char* touched;  // whether any of TOUCHED cells has been accessed
   unsigned grain;  // a cell's bytes as a power of two
   bool output, written, shared, loose;  // loose: of structs, which have bytes that nobody writes
   unsigned floats;
@@ -80,7 +83,7 @@ struct computation {  // of which something came that is not finite: as of event
 struct state {
   bool open;
   uint64_t base;
-  unsigned used;  // arrays
+  unsigned used, most;  // arrays
   array_state array[MOST_ARRAYS];
   watch_array* told;
   watch_options options;
@@ -123,14 +126,15 @@ struct state {
     uintptr_t address;
     uint32_t epoch;
   } published[256];
-  struct sigaction fpe_before;
   bool disarmed;
+  bool forgot;  // of some accesses nothing is known any more
   unsigned trapped;
 } w;
 
 // Time goes on. Where its numbers are used up, what was before is forgotten, but for what was written.
 void advance() {
   if (LIKELY(++w.epoch < LAST_EPOCH)) return;
+  w.forgot = true;
   for (unsigned i = 0; i < w.used; ++i) {
     const array_state& a = w.array[i];
     const uint64_t count = a.cells ? ((a.end - a.begin) >> a.grain) + 1 : 0;

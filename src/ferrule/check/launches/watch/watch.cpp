@@ -24,9 +24,12 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
   memset(&w, 0, sizeof w);
   w.told = arrays, w.options = *options, w.most_groups = groups + 1;
   dl_iterate_phdr(find_image, nullptr);
-  void* base = mmap(nullptr, MOST_ARRAYS * ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return 0;
-  w.base = uint64_t(base);
+  w.base = options->base;
+  if (!options->copy) {
+    void* base = mmap(nullptr, MOST_ARRAYS * ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return 0;
+    w.base = uint64_t(base);
+  }
   if (!map_table(w.group_epoch, w.most_groups) || !map_table(w.group_unit, w.most_groups) ||
       !map_table(w.group_threads, w.most_groups))
     return 0;
@@ -37,6 +40,8 @@ API int fr_watch_open(watch_array* arrays, unsigned count, const watch_options* 
     if (!map_array(w.used, told.bytes) || (a.output && options->cells && !map_cells(a, told.item))) return 0;
     told.address = a.begin;
   }
+  const unsigned own = (MOST_ARRAYS - count) / (options->copies ? options->copies : 1);  // for threadgroup memory
+  w.used += options->copy * own, w.most = w.used + own;
   fr_watch_reversed = options->reversed;
   fr_watch_current = NOBODY;
   w.open = true;
@@ -58,17 +63,76 @@ API void fr_watch_stop(int hangs) {
   __atomic_store_n(&w.poking, 0, __ATOMIC_SEQ_CST);
 }
 
-API void fr_watch_entry(const watch_launch* l, uint64_t begin, uint64_t end, void* worker) {
+// Where the arrays lie, for other copies of this library.
+API uint64_t fr_watch_base() { return w.base; }
+
+API const void* fr_watch_state() { return &w; }
+
+// Whether no copy has touched what another has written, and nothing happened in any; each has its
+// threadgroups, and time of its own. `whole`: and outputs are written, each element.
+API int fr_watch_apart(const void* const* states, unsigned copies, unsigned arrays, int whole) {
+  for (unsigned k = 0; k < copies; ++k) {
+    const state& s = *static_cast<const state*>(states[k]);
+    if (s.events || s.ended || s.stop || s.forgot) return 0;
+  }
+  for (unsigned i = 0; i < arrays; ++i) {
+    const array_state& first = w.array[i];
+    if (!first.cells) continue;
+    const uint64_t cells = ((first.end - first.begin) >> first.grain) + 1;
+    uint64_t filled = 0;
+    for (unsigned k = 0; k < copies; ++k) filled += static_cast<const state*>(states[k])->array[i].filled;
+    if (whole && !first.written && filled != first.end - first.begin) return 0;
+    for (uint64_t block = 0; block <= cells >> TOUCHED; ++block) {
+      unsigned touched = 0;
+      for (unsigned k = 0; k < copies; ++k) touched += static_cast<const state*>(states[k])->array[i].touched[block];
+      const uint64_t end = (block + 1) << TOUCHED;
+      for (uint64_t c = block << TOUCHED; touched > 1 && c < end && c < cells; ++c) {
+        unsigned by = 0, writers = 0;
+        for (unsigned k = 0; k < copies; ++k) {
+          const cell& known = static_cast<const state*>(states[k])->array[i].cells[c];
+          by += !known.is_new(), writers += known.write.epoch != 0;
+        }
+        if (by > 1 && writers) return 0;
+      }
+    }
+  }
+  return 1;
+}
+
+API int fr_watch_signal(int, void* info, void* context) { return trapped(static_cast<siginfo_t*>(info), context); }
+
+// What is run next.
+API void fr_watch_begin(const watch_launch* launches, unsigned copies) {
+  traps.count = copies;
+  memcpy(traps.copy, launches, copies * sizeof *launches);
+}
+
+API void fr_watch_end() {
+  if (traps.set == 2) sigaction(SIGFPE, &traps.before, nullptr);
+  traps.set = 0;
+}
+
+// runtime/runtime.h's fr_entry: a unit of work is a copy's part of the launch.
+API void fr_watch_run(const watch_launch* launches, uint64_t begin, uint64_t end, void* worker) {
+  unsigned none = 0;  // the first to come sets the handler: what the runtime has set is `before`
+  if (__atomic_compare_exchange_n(&traps.set, &none, 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_sigaction = on_trap;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(SIGFPE, &ours, &traps.before);
+    __atomic_store_n(&traps.set, 2, __ATOMIC_SEQ_CST);
+  }
+  while (__atomic_load_n(&traps.set, __ATOMIC_SEQ_CST) != 2) sched_yield();
+  for (uint64_t k = begin; k < end; ++k) launches[k].run(&launches[k], worker);
+}
+
+API void fr_watch_entry(const watch_launch* l, void* worker) {
   const uintptr_t frame = uintptr_t(__builtin_frame_address(0));
   w.stack_begin = frame - (uintptr_t(1) << 20), w.stack_end = frame + (uintptr_t(1) << 14);
-  struct sigaction ours;
-  memset(&ours, 0, sizeof ours);
-  ours.sa_sigaction = on_trap;
-  ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-  sigaction(SIGFPE, &ours, &w.fpe_before);
   w.thread = pthread_self();
   w.running = 1;
-  for (uint64_t u = begin; u < end && !w.stop; ++u) l->entry(l->launch, l->units[u], l->units[u] + 1, worker);
+  for (uint64_t u = 0; u < l->count && !w.stop; ++u) l->entry(l->launch, l->units[u], l->units[u] + 1, worker);
   fr_watch_current = NOBODY;
   end_watch();
 }
@@ -81,7 +145,8 @@ API unsigned fr_watch_results(const watch_event** events, uint64_t* ended, unsig
     add(CRASH, -1, w.last);
     ++w.ended;
   }
-  for (unsigned i = 0; i < w.used; ++i) {
+  const bool alone = w.options.copies == 1;  // else nobody here knows what is not written
+  for (unsigned i = 0; i < w.used && alone; ++i) {
     const array_state& a = w.array[i];
     watch_array& told = w.told[i];
     told.unwritten = 0;
@@ -206,7 +271,7 @@ HOOK void* fr_watch_shared(const void* key, unsigned line, const char* name, uns
                            int floats) {
   for (unsigned i = 0; i < w.used; ++i)
     if (w.array[i].key == key) return reinterpret_cast<void*>(w.array[i].begin);
-  if (w.used == MOST_ARRAYS) {
+  if (w.used == w.most) {
     add(NO_ROOM, -1, CALLER);
     leave();
   }
