@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -253,6 +253,27 @@ class Op(Declared):
             KernelError: as in `def_vjp`.
         """
         return self._define("jvp", rule, version)
+
+    def derive_jvp(self, wrt: Collection[str] | None = None) -> Op:
+        """Derive the derivative of the outputs, tangents from tangents, from the Metal body.
+
+        Args:
+            wrt: the inputs that have tangents; None: all that may have one. Others are constants.
+
+        Returns:
+            The op whose inputs are this op's and ``<input>_tangent``, and whose outputs are
+            ``<output>_tangent``. Unless one was declared, it is this op's jvp from now on.
+
+        Raises:
+            DialectError: something in the body has no derivative; says the line, and what to write.
+            KernelError: the op has no Metal body, or ``wrt`` names what has no derivative.
+        """
+        from .derive import jvp_of
+
+        derived = Op(f"{self.name}_jvp", *jvp_of(self, wrt), self.batch)
+        if "jvp" not in self.rules:
+            self.def_jvp(derived)
+        return derived
 
     def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare how the op is carried out for a batch of calls.

@@ -1,0 +1,1 @@
+"""Derivatives of Metal bodies, as Metal bodies: read into nodes, and followed."""

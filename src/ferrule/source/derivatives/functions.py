@@ -1,0 +1,265 @@
+"""Functions and lambdas in place of their calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tree_sitter import Node
+
+from ..syntax import call_arguments, field, part
+from .expressions import Expressions
+from .names import Function, Meaning, Pointer, PointerVariable
+from .nodes import (
+    BOOL,
+    INT,
+    LONG,
+    Assign,
+    Block,
+    Declare,
+    Expression,
+    If,
+    Jump,
+    Literal,
+    Loop,
+    Name,
+    Statement,
+    Type,
+    Unary,
+)
+from .types import is_pointer, type_named
+
+_DEEPEST = 24
+
+
+class Functions(Expressions):
+    """Reads calls of the author's own functions.
+
+    Attributes:
+        functions: the header's, by name.
+    """
+
+    functions: dict[str, list[Function]]
+    _depth = 0
+
+    def function_named(self, name: str) -> list[Function]:
+        """The author's functions of a name."""
+        name = name.rsplit("::", 1)[-1]
+        meaning = self.look_up(name)
+        return [meaning] if isinstance(meaning, Function) else self.functions.get(name, [])
+
+    def block(self, statements: Sequence[Node]) -> Block:
+        """Statements in a scope of their own."""
+        raise NotImplementedError
+
+    def inlined(self, node: Node, functions: list[Function], name: str) -> Expression | None:
+        """What a function gives, whose statements are put in place of its call."""
+        arguments = call_arguments(node)
+        fitting = [f for f in functions if len(_parameters(f)) == len(arguments)]
+        if len(fitting) > 1:
+            fitting = self._best(fitting, arguments)
+        if len(fitting) != 1:
+            why = "of which there are several" if fitting else "with this number of arguments"
+            raise self.refuse(node, f"{name}, {why},", "give functions names of their own.")
+        function = fitting[0]
+        if self._depth >= _DEEPEST:
+            raise self.refuse(node, f"{name}, which calls itself,", "use a loop.")
+        scope = self._bound(node, function, arguments, name)
+        outer = self.tree, self.where, self.scopes, self.line_of_call
+        line = self.line(node)
+        first = [self.scopes[0]] if function.scopes is None else list(function.scopes)
+        self.tree, self.where, self.scopes = function.tree, function.where, [*first, scope]
+        self.line_of_call, self._depth = line, self._depth + 1
+        try:
+            body = self.block(part(function.node, "body").named_children)
+            kind = self._returned(function)
+        finally:
+            self.tree, self.where, self.scopes, self.line_of_call = outer
+            self._depth -= 1
+        return self._without_returns(node, body, kind, line)
+
+    def _best(self, functions: list[Function], arguments: Sequence[Node]) -> list[Function]:
+        """Those whose parameters have most of the arguments' types."""
+        types: list[Type | None] = []
+        with self.collected():
+            for argument in arguments:
+                points = self._may_point(argument) and self.pointer(argument) is not None
+                types.append(None if points else self.expression(argument).type)
+        counts = []
+        for f in functions:
+            listed = (type_named(f.tree.text(field(p, "type")), self.types) for p in _parameters(f))
+            counts.append(sum(a == b for a, b in zip(listed, types, strict=True)))
+        return [f for f, n in zip(functions, counts, strict=True) if n == max(counts)]
+
+    def _bound(
+        self, node: Node, function: Function, arguments: Sequence[Node], name: str
+    ) -> dict[str, Meaning]:
+        """What the names of a function's parameters mean in a call."""
+        scope: dict[str, Meaning] = {}
+        explicit = re.findall(r"[^<>,]+", name.partition("<")[2])
+        for (named, is_type), given in zip(_template(function), explicit, strict=False):
+            given_type, given_value = type_named(given, self.types), self.look_up(given.strip())
+            if is_type and given_type is not None:
+                scope[named] = given_type
+            elif given.strip().isdigit():
+                scope[named] = Name(given.strip(), INT)
+            elif given_value is not None:
+                scope[named] = given_value
+        for parameter, argument in zip(_parameters(function), arguments, strict=True):
+            tree = function.tree
+            declarator = field(parameter, "declarator")
+            text = tree.text(parameter)
+            words = re.findall(r"\w+", tree.text(declarator))
+            if not words:
+                continue
+            pointer = self.pointer(argument) if self._may_point(argument) else None
+            if pointer is not None:
+                scope[words[-1]] = self._pointer_parameter(node, words[-1], pointer, text)
+                continue
+            value = self.expression(argument)
+            if "&" in text and "const" not in text.split():
+                if not isinstance(value, Name):
+                    raise self.refuse(argument, "what is passed by reference", "pass a variable.")
+                scope[words[-1]] = value
+                continue
+            spelled = tree.text(field(parameter, "type"))
+            kind = type_named(spelled, {**self.types, **_types(scope)})
+            if kind is None:  # a template parameter, deduced
+                kind = value.type
+                scope.setdefault(spelled, value.type)
+            variable = Name(self.fresh(words[-1]), kind)
+            self.made.append(Declare(self.line(node), variable, self.cast(value, kind)))
+            scope[words[-1]] = variable
+        return scope
+
+    def _may_point(self, argument: Node) -> bool:
+        return argument.type in (
+            "identifier", "binary_expression", "parenthesized_expression", "pointer_expression",
+            "cast_expression",
+        )  # fmt: skip
+
+    def _pointer_parameter(self, node: Node, name: str, pointer: Pointer, text: str) -> Meaning:
+        if pointer.offset is None and not is_pointer(text):
+            return pointer.array
+        offset = Name(self.fresh(f"{name}_at"), LONG)
+        first = pointer.offset or Literal("0", INT)
+        self.made.append(Declare(self.line(node), offset, first))
+        return PointerVariable(pointer.array, offset)
+
+    def _returned(self, function: Function) -> Type | None:
+        """The type that a function says it gives; None of none, or where it says ``auto``."""
+        node = field(function.node, "type")
+        text = "" if node is None else function.tree.text(node)
+        return None if text in ("", "void", "auto") else type_named(text, self.types)
+
+    # -- what it returns ---------------------------------------------------------------------------
+
+    def _without_returns(
+        self, node: Node, body: Block, kind: Type | None, line: int
+    ) -> Expression | None:
+        """Put a function's statements here; a variable for what it returns, unless it does that at
+        its end alone."""
+        last = body[-1] if body else None
+        if isinstance(last, Jump) and last.kind == "return" and not _returns(body[:-1]):
+            self.made += body[:-1]
+            if last.value is None or kind is None or last.value.type == kind:
+                return last.value
+            return self.cast(last.value, kind)
+        returned = _returned_values(body)
+        if not returned:
+            self.made += self.straightened(node, body, None) if _returns(body) else body
+            return None
+        result = Name(self.fresh("fr_result"), kind or returned[0].type)
+        self.made.append(Declare(line, result, None))
+        self.made += self.straightened(node, body, result)
+        return result
+
+    def straightened(self, node: Node, body: Block, result: Name | None) -> Block:
+        """Statements without their returns: what follows one that may return is in the branch that
+        does not.
+
+        Raises:
+            DialectError: a loop returns.
+        """
+        out: list[Statement] = []
+        for i, s in enumerate(body):
+            if isinstance(s, Jump) and s.kind == "return":
+                if result is not None and s.value is not None:
+                    out.append(Assign(s.line, result, "=", s.value))
+                return tuple(out)
+            if isinstance(s, Loop) and _returns(s.body):
+                raise self.refuse(node, "a loop that returns", "break, and return behind it.")
+            if isinstance(s, If) and _returns((s,)):
+                rest = body[i + 1 :]
+                yes = self.straightened(node, (*s.yes, *rest), result)
+                no = self.straightened(node, (*s.no, *rest), result)
+                if not _always_returns(s.yes) and not _always_returns(s.no):
+                    raise self.refuse(node, "a branch that may return", "return at its end.")
+                out.append(_if(s.line, s.condition, yes, no))
+                return tuple(out)
+            out.append(s)
+        return tuple(out)
+
+
+def _if(line: int, condition: Expression, yes: Block, no: Block) -> If:
+    if yes or not no:
+        return If(line, condition, yes, no)
+    return If(line, Unary("!", condition, BOOL), no)
+
+
+def _returns(body: Block) -> bool:
+    for s in body:
+        if isinstance(s, Jump) and s.kind == "return":
+            return True
+        if isinstance(s, If) and (_returns(s.yes) or _returns(s.no)):
+            return True
+        if isinstance(s, Loop) and _returns(s.body):
+            return True
+    return False
+
+
+def _always_returns(body: Block) -> bool:
+    last = body[-1] if body else None
+    if isinstance(last, If):
+        return _always_returns(last.yes) and _always_returns(last.no)
+    return isinstance(last, Jump) and last.kind == "return"
+
+
+def _returned_values(body: Block) -> list[Expression]:
+    found: list[Expression] = []
+    for s in body:
+        if isinstance(s, Jump) and s.kind == "return" and s.value is not None:
+            found.append(s.value)
+        elif isinstance(s, If):
+            found += _returned_values(s.yes) + _returned_values(s.no)
+        elif isinstance(s, Loop):
+            found += _returned_values(s.body)
+    return found
+
+
+def _types(scope: dict[str, Meaning]) -> dict[str, Type]:
+    return {name: m for name, m in scope.items() if isinstance(m, Type)}
+
+
+def _parameters(function: Function) -> list[Node]:
+    """The parameters of a function or lambda."""
+    declarator: Node | None = function.node
+    while declarator is not None and declarator.type not in (
+        "function_declarator", "abstract_function_declarator", "lambda_declarator",
+    ):  # fmt: skip
+        declarator = field(declarator, "declarator")
+    listed = field(declarator, "parameters")
+    found = [] if listed is None else listed.named_children
+    return [n for n in found if n.type.endswith("parameter_declaration")]
+
+
+def _template(function: Function) -> list[tuple[str, bool]]:
+    """The template parameters of a function, and whether each is a type."""
+    around = function.node.parent
+    if around is None or around.type != "template_declaration":
+        return []
+    listed = part(around, "parameters").named_children
+    return [
+        (function.tree.text(n).split()[-1].lstrip("."), n.type == "type_parameter_declaration")
+        for n in listed
+    ]

@@ -1,0 +1,257 @@
+"""What a body computes, as nodes: expressions that change nothing, and statements.
+
+Every variable has a name of its own, pointers are arrays with offsets, functions are in place of
+their calls, and what changes a variable is a statement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# Scalar types by what arithmetic of two makes: the later one.
+RANKS = (
+    "bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat",
+    "float", "double",
+)  # fmt: skip
+FLOATS = frozenset({"half", "bfloat", "float", "double"})
+LETTERS = "xyzw"
+
+
+class Type(NamedTuple):
+    """A type of values.
+
+    Attributes:
+        name: of its scalars: one of `RANKS`, or a template parameter's.
+        lanes: of a vector, how many it has; else 1.
+        floating: whether its scalars have derivatives.
+    """
+
+    name: str
+    lanes: int = 1
+    floating: bool = False
+
+    def __str__(self) -> str:
+        own = self.name in RANKS
+        vector = f"{self.name}{self.lanes}" if own else f"vec<{self.name}, {self.lanes}>"
+        return self.name if self.lanes == 1 else vector
+
+    @property
+    def scalar(self) -> Type:
+        """The type of a lane."""
+        return self._replace(lanes=1)
+
+
+def of(name: str, lanes: int = 1) -> Type:
+    """One of the dialect's own types."""
+    return Type(name, lanes, name in FLOATS)
+
+
+BOOL, INT, UINT, LONG, FLOAT = map(of, ("bool", "int", "uint", "long", "float"))
+
+
+def common(a: Type, b: Type) -> Type:
+    """What arithmetic of two makes."""
+    if a.lanes != b.lanes:  # a scalar beside a vector is of the vector's type
+        return a if a.lanes > b.lanes else b
+    names = {a.name, b.name}
+    if names == {"half", "bfloat"}:
+        return of("float", a.lanes)
+    if not names <= {*RANKS}:  # of a template parameter
+        if a.floating != b.floating:
+            return a if a.floating else b
+        other = next((t for t in (a, b) if t.name in RANKS), a)
+        return other if a.floating else a
+    most = max(a, b, key=lambda t: RANKS.index(t.name))
+    small = RANKS.index(most.name) < RANKS.index("int")
+    return of("int", a.lanes) if small else most
+
+
+# -- expressions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, as it is written."""
+
+    text: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A variable, a number that is given, an attribute of the thread."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element of an array."""
+
+    array: Array
+    indices: tuple[Expression, ...]
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Some lanes of a vector, as letters of `LETTERS`."""
+
+    of: Expression
+    letters: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """``-a``, ``!a``, ``~a``."""
+
+    operator: str
+    operand: Expression
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """``a + b`` and others."""
+
+    operator: str
+    left: Expression
+    right: Expression
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``c ? a : b``."""
+
+    condition: Expression
+    yes: Expression
+    no: Expression
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the dialect, a cast (the name is the type's) or a vector of its lanes."""
+
+    name: str
+    arguments: tuple[Expression, ...]
+    type: Type
+    cast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """What has elements.
+
+    Attributes:
+        name: as it is called in the text.
+        space: ``"device"``, ``"threadgroup"``, ``"thread"`` or ``"constant"`` (sizes, tables).
+        element: the type of its elements.
+        dims: its lengths; none of a device array.
+        written: it is an output.
+    """
+
+    name: str
+    space: str
+    element: Type
+    dims: tuple[Expression, ...] = ()
+    written: bool = False
+
+
+Expression = Literal | Name | Element | Lanes | Unary | Binary | Choice | Call
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """``float v = e;``; ``const`` where nothing changes it."""
+
+    line: int
+    variable: Name
+    value: Expression | None
+    constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareArray:
+    """``threadgroup float t[32];``"""
+
+    line: int
+    array: Array
+    values: tuple[Expression, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """``place = e``, ``place += e`` and others."""
+
+    line: int
+    place: Name | Element | Lanes
+    operator: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """Branches."""
+
+    line: int
+    condition: Expression
+    yes: tuple[Statement, ...]
+    no: tuple[Statement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop.
+
+    Attributes:
+        kind: ``"for"``, ``"while"`` or ``"do"``.
+        start, update: of a ``for``.
+        condition: None where it holds always.
+    """
+
+    line: int
+    kind: str
+    start: tuple[Statement, ...]
+    condition: Expression | None
+    update: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """``return``, ``break`` or ``continue``; of a function that is in place of its call, what it
+    returns."""
+
+    line: int
+    kind: str
+    value: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A call that is made for what it does: a barrier, a print."""
+
+    line: int
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicAdd:
+    """``atomic_fetch_add_explicit(&place, e, memory_order_relaxed)`` whose result is not used."""
+
+    line: int
+    place: Element
+    value: Expression
+    function: str = "atomic_fetch_add_explicit"
+
+
+Statement = Declare | DeclareArray | Assign | If | Loop | Jump | Effect | AtomicAdd
+Block = tuple[Statement, ...]
