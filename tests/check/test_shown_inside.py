@@ -212,6 +212,7 @@ HIDING = [
     ("enum class E : int { a = 100 };", "y[int(E::a)] = 1;", 0),
     ("", "int n = 100; { auto f = [&]() { return n; }; int n = 0; y[f()] = n + 1; }", 0),
     ("", "y[a bitor 8] = 1;", 8),
+    ("", "float s[40000]; for (int k = 0; k < 40000; ++k) s[k] = 1; y[0] = s[a];", 0),
     ("", "int k = 8; k or_eq 8; y[k] = 1;", 0),
     ("", "int2 v = int2(-1, -1); if ((v < 5u).x) y[100] = 1;", 0),
     ("int f(int a, int b) { return a; }", "int p = 0; y[f(p, p = 100)] = 1;", 0),

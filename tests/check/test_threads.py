@@ -52,9 +52,9 @@ def four_threads() -> Iterator[None]:
     ferrule.set_threads(before)
 
 
-def run(made: Any) -> tuple[Sequence[Finding], np.ndarray]:
+def run(made: Any, kinds: Sequence[str] | None = None) -> tuple[Sequence[Finding], np.ndarray]:
     x = np.random.default_rng(0).normal(size=THREADS).astype(np.float32)
-    with ferrule.checking() as findings:
+    with ferrule.checking(kinds=kinds) as findings:
         (y,) = made(
             inputs=[x], output_shapes=[(THREADS,)], output_dtypes=["float32"],
             grid=(THREADS, 1, 1), threadgroup=(GROUP, 1, 1),
@@ -82,6 +82,20 @@ def test_threads_tell_what_one_does(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert bool(findings) != enough
     if enough:  # else elements that nothing wrote hold anything
         np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.parametrize("kinds", [["bounds"], ["nan", "unwritten"], ["uninitialised"]])
+def test_threadgroups_that_depend_on_each_other(kinds: list[str]) -> None:
+    """Who does not look for races does not see that, and so has them one after the other."""
+    body = (
+        I + "uint g = threadgroup_position_in_grid.x;\ny[i] = 1;\nif (i == 7 * 256) y[0] = 1e6;\n"
+        "if (g == 8) y[i] = x[uint(y[0])];"
+    )
+    made = ferrule.metal_kernel("k", ["x"], ["y"], body)
+    for _ in range(8):
+        findings, y = run(made, kinds)
+        assert ("bounds" in {f.kind for f in findings}) == ("bounds" in kinds)
+        assert y[2048] == 0
 
 
 def test_what_orders_threadgroups_runs_on_one_thread() -> None:

@@ -6,11 +6,13 @@ import _thread
 import ctypes
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..devices.cpu.cuda_bodies import whole_blocks
 from ..devices.cpu.program import device as cpu
 from ..devices.protocol import Native
+from ..errors import DeviceError
 from ..kernel import Kernel
 from ..source.cuda import on_cpu
 from ..source.unset import as_written
@@ -69,7 +71,7 @@ class Watch:
     def launch(
         self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
     ) -> bool:
-        """Run a launch, watched; False of a kernel that nobody wants to be, or that need not be."""
+        """Run a launch, watched; False of a kernel that nobody wants to be."""
         name = spec.kernel.name
         if not self._wanted.names(name):
             return False
@@ -78,10 +80,11 @@ class Watch:
             return False
         if 0 in launch.grid:
             return True
-        may_be_shown = self._only_bounds and not in_cuda and self._stops is None
-        if may_be_shown and is_shown_inside(spec, inputs, outputs, launch):
-            self.findings.launches += 1
-            return False
+        if self._needs_no_watch(spec, inputs, outputs, launch):
+            with suppress(DeviceError):  # it divides by zero, or its stack is too small: watch it
+                cpu().program(spec).run(inputs, outputs, launch)
+                self.findings.launches += 1
+                return True
         launch = whole_blocks(launch) if in_cuda else launch
         kernel = instrumented(spec)
         if self._stops is not None and not in_cuda:
@@ -103,6 +106,14 @@ class Watch:
             found += [reader.unstable(message) for message in told]
         self._keep(spec, launch, result, found)
         return True
+
+    def _needs_no_watch(
+        self, spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
+    ) -> bool:
+        """Whether nothing that is wanted can be found in a launch."""
+        only = self._only_bounds and self._stops is None and not launch.in_place
+        may_be = only and spec.kernel.language == "metal"
+        return may_be and is_shown_inside(spec, inputs, outputs, launch)
 
     def _keep(self, spec: Spec, launch: Launch, result: Result, found: Sequence[Finding]) -> None:
         """Keep what a launch gave."""
@@ -202,8 +213,7 @@ class Watch:
             ]
             given, results = facts[: len(inputs)], facts[len(inputs) :]
             try:
-                if not self.launch(spec, given, results, launch):
-                    cpu().program(spec).run(given, results, launch)
+                self.launch(spec, given, results, launch)
             except SystemExit:  # of a stop: C called, and cannot raise
                 _thread.interrupt_main()
                 return _FAULT

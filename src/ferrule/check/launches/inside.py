@@ -30,8 +30,8 @@ _NUMBERS = {
 def is_shown_inside(
     spec: Spec, inputs: Sequence[Facts], outputs: Sequence[Facts], launch: Launch
 ) -> bool:
-    """Whether a Metal body, in this launch, certainly accesses nothing outside of its arrays, ends,
-    and divides by no zero."""
+    """Whether a Metal body, in this launch, certainly accesses nothing outside of its arrays, and
+    ends."""
     numbers = tuple(_number(fact) for fact in inputs)
     arrays = tuple((fact.shape, fact.strides, bool(fact.pointer)) for fact in (*inputs, *outputs))
     return _is_shown(spec, launch.grid, launch.threadgroup, arrays, numbers)

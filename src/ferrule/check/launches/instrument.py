@@ -41,7 +41,9 @@ _POINTER_CAST = re.compile(r"\*\s*(?:const\s*)?(?:__restrict__\s*)?[>)]")
 # the two branches alone, and take anything for it in the other.
 _CHOSEN_ARRAY = re.compile(r"\?[^;{}]*:[^;{}]*\)\s*\[")
 _STRICT = "-fsanitize=bounds-strict"  # g++ alone: of arrays at the end of structs, too
-_GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt")
+# The last: arrays larger than a stack must not reach what lies below its guard page.
+_GCC = ("-fno-tree-sink", "-fno-tree-dse", "-fno-if-conversion", "-fno-ssa-phiopt",
+        "-fstack-clash-protection")  # fmt: skip
 # Quoted includes alone: <math.h> is the C library's.
 _FOR_CUDA = ("-iquote", str(INCLUDE), "-ffp-contract=off")
 _RUNTIME_FLAGS = (

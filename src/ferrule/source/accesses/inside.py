@@ -17,7 +17,7 @@ Ends = tuple[int, int]  # the least and the largest
 
 
 def all_inside(found: Accesses, given: Mapping[str, Ends], lengths: Mapping[str, int]) -> bool:
-    """Whether a launch accesses nothing outside of arrays, divides by no zero, and ends.
+    """Whether a launch accesses nothing outside of arrays, and ends.
 
     False where that is not shown.
 
