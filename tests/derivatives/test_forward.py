@@ -167,7 +167,7 @@ def test_text_can_be_read() -> None:
         "uint i = thread_position_in_grid.x;\n"
         "float v_tangent = x_tangent[i];\n"
         "float v = x[i];\n"
-        "const float fr_value_1 = v * v;\n"
+        "const auto fr_value_1 = v * v;\n"
         "y_tangent[i] = v * (v * v_tangent + v * v_tangent) + fr_value_1 * v_tangent;\n"
     )
 
@@ -182,6 +182,8 @@ def test_text_can_be_read() -> None:
         (I + "struct P { float a; };\nP p;\ny[i] = x[i];", 2, "struct"),
         (I + "\ny[i] = unheard_of(x[i]);", 3, "unheard_of"),
         (I + "switch (i) { case 0: break; }\ny[i] = x[i];", 2, "switch"),
+        (I + "y[i] = x[i];\ny[i] = y[i] * x[i];", 3, "reading the output y"),
+        (I + "y[i] = x[i];\ny[i] *= x[i];", 3, "reading the output y"),
     ],
 )
 def test_what_is_refused(body: str, line: int, words: str) -> None:
@@ -190,6 +192,43 @@ def test_what_is_refused(body: str, line: int, words: str) -> None:
         op.derive_jvp()
     assert (error.value.line, error.value.where) == (line, "source")
     assert "jvp" not in op.rules
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "words"),
+    [
+        ("x[N]:complex64 -> y[N]:complex64", {}, "has complex numbers"),
+        ("x[N]:T -> y[N]:T where T in (float32, complex64)", {}, "has complex numbers"),
+        ("x[N]:float32 -> y[N]:float32", {"ensure_row_contiguous": False}, "by their strides"),
+    ],
+)
+def test_what_a_text_does_not_say(rule: str, more: dict[str, Any], words: str) -> None:
+    op = ferrule.op("hidden", rule, metal=I + "y[i] = x[i];", grid="N", threadgroup=64, **more)
+    with pytest.raises(KernelError, match=words):
+        op.derive_jvp()
+
+
+def test_dtypes_some_of_which_are_floats() -> None:
+    rule = "x[N]:T -> y[N]:T where T in (float32, int32)"
+    op = ferrule.op("mixed", rule, metal=I + "y[i] = x[i] * x[i];", grid="N", threadgroup=64)
+    x, t = torch.randn(8), torch.randn(8)
+    torch.testing.assert_close(op.derive_jvp()(x, t), 2 * x * t)
+
+
+def test_calls_that_change_variables() -> None:
+    op = ferrule.op(
+        "counted", "x[N]:float32 -> y[N]:float32",
+        metal=I + "float v = x[i];\ny[i] = next(v) + next(v);\n"
+        'printf("%f", v);\nauto g = [&]() { v *= 3; return v; };\ny[i] += g() * g();',
+        header="float next(thread float& v) { v = v * v; return v; }",
+        grid="N", threadgroup=64,
+    )  # fmt: skip
+    x, t = torch.rand(8) + 0.5, torch.randn(8)
+
+    def twin(x: Any) -> Any:
+        return x**2 + x**4 + 27 * x**8
+
+    assert_close(op.derive_jvp()(x, t), tangents(twin, (x,), (t,)))
 
 
 def test_names_of_second_tangents() -> None:

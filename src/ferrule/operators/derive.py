@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
@@ -30,6 +30,7 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
     from ..source.derivatives.reader import read
 
     bodies = metal_bodies(op, "derive_jvp")
+    check_derivable(op, "derive_jvp", bodies)
     inputs = differentiated(op, "derive_jvp", wrt)
     tangents = tuple(_tangent(a) for a in op.rule.inputs if a.name in inputs)
     outputs = tuple(map(_tangent, op.rule.declared))
@@ -67,6 +68,27 @@ def metal_bodies(op: Declared, what: str) -> list[KernelBody]:
             "bodies that write outputs of their own."
         )
     return found
+
+
+def check_derivable(op: Declared, what: str, bodies: Sequence[KernelBody]) -> None:
+    """Refuse what a body's text does not say.
+
+    Raises:
+        KernelError: inputs have strides of their own, outputs may be absent, numbers are complex.
+    """
+    why = ""
+    if not all(body.contiguous for body in bodies):
+        why = "reads inputs by their strides (ensure_row_contiguous=False); tangents have others"
+    elif any(a.present is not None for a in op.rule.declared):
+        why = "has outputs that some calls do not have"
+    names = {a.dtype for a in (*op.rule.inputs, *op.rule.declared)}
+    names |= {n for name in names for n in op.rule.choices.get(name, ())}
+    if any(n in dtypes.BY_NAME and dtypes.BY_NAME[n].kind == "c" for n in names):
+        why = "has complex numbers"
+    if why:
+        raise KernelError(
+            f"[op] `{what}` of op {op.name!r}: the op {why}; declare the derivative by hand."
+        )
 
 
 def differentiated(op: Declared, what: str, wrt: Collection[str] | None) -> frozenset[str]:
@@ -126,7 +148,7 @@ def _types(rule: Rule, body: KernelBody) -> Mapping[str, Type]:
         if name not in dtypes.BY_NAME:
             choices = [dtypes.BY_NAME[n] for n in rule.choices.get(name, ())]
             floats = [d.kind == "f" for d in choices]
-            found[name] = Type(name, 1, all(floats))
+            found[name] = Type(name, 1, not floats or any(floats))
     for name, value in body.template:
         if isinstance(value, dtypes.Dtype):
             found[name] = of(_METAL.get(value.name, value.metal))

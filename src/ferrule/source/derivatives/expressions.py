@@ -184,7 +184,12 @@ class Expressions(Names):
     # -- places ------------------------------------------------------------------------------------
 
     def _of_subscript_expression(self, node: Node) -> Expression:
-        return self.element(node)
+        return self._read(node, self.element(node))
+
+    def _read(self, node: Node, place: Element | Lanes) -> Element | Lanes:
+        if isinstance(place, Element) and place.array.written:
+            raise self.refuse(node, f"reading the output {place.array.name}", "keep a variable.")
+        return place
 
     def element(self, node: Node) -> Element | Lanes:
         """An element of an array, or a lane of a vector."""
@@ -217,7 +222,7 @@ class Expressions(Names):
     def _of_pointer_expression(self, node: Node) -> Expression:
         if node.children[0].type != "*":
             raise self.refuse(node, "an address", "use the array and an index.")
-        return self.pointed(node)
+        return self._read(node, self.pointed(node))
 
     def pointed(self, node: Node) -> Element:
         """``*p``."""

@@ -111,7 +111,7 @@ class _Forward:
             self._made += [s, replace(s, variable=twin)]
             return
         value, tangent = self._follow(s.value)
-        self._made.append(replace(s, variable=twin, value=tangent or ZERO))
+        self._made.append(replace(s, variable=twin, value=tangent or ZERO, deduced=False))
         self._made.append(replace(s, value=value))
 
     def _declare_array(self, s: DeclareArray) -> None:
@@ -187,7 +187,7 @@ class _Forward:
             return e
         self._count += 1
         variable = Name(f"{name}_{self._count}", e.type)
-        self._made.append(Declare(self._line, variable, e, constant=True))
+        self._made.append(Declare(self._line, variable, e, constant=True, deduced=True))
         return variable
 
     def _operands(

@@ -76,7 +76,13 @@ class Functions(Expressions):
         finally:
             self.tree, self.where, self.scopes, self.line_of_call = outer
             self._depth -= 1
-        return self._without_returns(node, body, kind, line)
+        result = self._without_returns(node, body, kind, line)
+        if result is None or isinstance(result, Literal) or not _shares(function):
+            return result
+        # A later call may change what it names.
+        variable = Name(self.fresh("fr_result"), result.type)
+        self.made.append(Declare(line, variable, result, constant=True, deduced=True))
+        return variable
 
     def _best(self, functions: list[Function], arguments: Sequence[Node]) -> list[Function]:
         """Those whose parameters have most of the arguments' types."""
@@ -124,11 +130,13 @@ class Functions(Expressions):
                 continue
             spelled = tree.text(field(parameter, "type"))
             kind = type_named(spelled, {**self.types, **_types(scope)})
-            if kind is None:  # a template parameter, deduced
-                kind = value.type
-                scope.setdefault(spelled, value.type)
+            deduced = kind is None  # of a template parameter
+            kind = kind or value.type
+            if deduced and "auto" not in spelled.split():
+                scope.setdefault(spelled, kind)
             variable = Name(self.fresh(words[-1]), kind)
-            self.made.append(Declare(self.line(node), variable, self.cast(value, kind)))
+            value = self.cast(value, kind)
+            self.made.append(Declare(self.line(node), variable, value, deduced=deduced))
             scope[words[-1]] = variable
         return scope
 
@@ -235,6 +243,12 @@ def _returned_values(body: Block) -> list[Expression]:
         elif isinstance(s, Loop):
             found += _returned_values(s.body)
     return found
+
+
+def _shares(function: Function) -> bool:
+    """Whether a function may change variables of its caller."""
+    texts = (function.tree.text(p) for p in _parameters(function))
+    return function.scopes is not None or any("&" in text for text in texts)
 
 
 def _types(scope: dict[str, Meaning]) -> dict[str, Type]:

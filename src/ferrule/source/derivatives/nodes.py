@@ -58,10 +58,10 @@ def common(a: Type, b: Type) -> Type:
     if names == {"half", "bfloat"}:
         return of("float", a.lanes)
     if not names <= {*RANKS}:  # of a template parameter
-        if a.floating != b.floating:
+        if a.floating != b.floating or len(names) == 1:
             return a if a.floating else b
-        other = next((t for t in (a, b) if t.name in RANKS), a)
-        return other if a.floating else a
+        # Of two floats that are not known, one may be float.
+        return of("double" if "double" in names else "float" if a.floating else "long", a.lanes)
     most = max(a, b, key=lambda t: RANKS.index(t.name))
     small = RANKS.index(most.name) < RANKS.index("int")
     return of("int", a.lanes) if small else most
@@ -170,12 +170,17 @@ Expression = Literal | Name | Element | Lanes | Unary | Binary | Choice | Call
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """``float v = e;``; ``const`` where nothing changes it."""
+    """``float v = e;``; ``const`` where nothing changes it.
+
+    Attributes:
+        deduced: its type is that of the value, as C++ finds it.
+    """
 
     line: int
     variable: Name
     value: Expression | None
     constant: bool = False
+    deduced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ def _simple(s: Statement) -> str:
     """A statement without its semicolon."""
     if isinstance(s, Declare):
         value = "" if s.value is None else f" = {expression(s.value)}"
-        return f"{'const ' * s.constant}{s.variable.type} {s.variable.name}{value}"
+        kind = "auto" if s.deduced and s.value is not None else s.variable.type
+        return f"{'const ' * s.constant}{kind} {s.variable.name}{value}"
     if isinstance(s, DeclareArray):
         values = "" if s.values is None else f" = {{{', '.join(map(expression, s.values))}}}"
         return f"{declared(s.array)}{values}"

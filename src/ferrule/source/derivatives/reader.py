@@ -62,7 +62,9 @@ _NOTHING = frozenset({
     "comment", "using_declaration", "static_assert_declaration", "preproc_call", ";",
     "preproc_def", "preproc_function_def", "preproc_include",
 })  # fmt: skip
-_EFFECTS = ("threadgroup_barrier", "simdgroup_barrier", "atomic_thread_fence", "printf")
+_SUMS = frozenset({"=", "+=", "-="})  # what these read of an output is no more than added to
+_EFFECTS = ("threadgroup_barrier", "simdgroup_barrier", "atomic_thread_fence")
+_PRINTS = ("printf", "assert")
 _CONSTANTS = {"threads_per_simdgroup", "thread_execution_width"}
 
 
@@ -255,9 +257,15 @@ class _Reader(Functions):
         if self._assign_lanes(node, target, operator, value):
             return
         right = Literal("1", INT) if value is None else self.expression(value)
-        place = self.pointed(target) if target.type == "pointer_expression" else self.expression(
-            target
-        )  # fmt: skip
+        place: Expression
+        if target.type == "pointer_expression":
+            place = self.pointed(target)
+        elif target.type == "subscript_expression":
+            place = self.element(target)
+        else:
+            place = self.expression(target)
+        if isinstance(place, Element) and place.array.written and operator not in _SUMS:
+            raise self.refuse(node, f"reading the output {place.array.name}", "keep a variable.")
         if not isinstance(place, (Name, Element, Lanes)):
             raise self.refuse(target, self._construct(target), "assign to a variable or element.")
         self.made.append(Assign(self.line(node), place, operator, right))
@@ -298,6 +306,8 @@ class _Reader(Functions):
             self.inlined(node, own, name)
         elif name.startswith("atomic_fetch_add"):
             self._atomic(node, name)
+        elif name.startswith(_PRINTS):
+            return  # the body itself has printed
         elif name.startswith(_EFFECTS):
             arguments = tuple(Name(self.tree.text(a), UINT) for a in call_arguments(node))
             self.made.append(Effect(line, Call(name, arguments, UINT)))
@@ -356,7 +366,7 @@ class _Reader(Functions):
             first = self.cast(first, kind)
         variable = self.declare(name, kind)
         constant = bool({"const", "constexpr"} & {*specifiers.split()})
-        self.made.append(Declare(self.line(node), variable, first, constant))
+        self.made.append(Declare(self.line(node), variable, first, constant, auto))
 
     def _initial(self, value: Node | None, kind: Type | None) -> Expression | None:
         if value is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .. import words
 from .nodes import BOOL, FLOAT, LONG, RANKS, UINT, Type, common, of
+from .partials import PARTIALS
 
 _QUALIFIERS = words(
     "const constexpr static volatile inline thread_local device threadgroup constant thread"
@@ -23,6 +24,8 @@ _VECTOR = re.compile(r"(packed_)?([a-z]+)([234])")
 _VEC = re.compile(r"vec<(.+),\s*([234])\s*>")
 
 _BOOLEAN = words("isnan isinf isfinite isnormal signbit all any simd_all simd_any simd_is_first")
+# Of integers, too, these give floats.
+_FLOATING = PARTIALS.keys() - words("+ - * / max min abs clamp mad")
 _SCALAR = words("dot length length_squared distance distance_squared")
 
 
@@ -75,18 +78,6 @@ def result_of(name: str, arguments: Sequence[Type]) -> Type:
         most = common(most, other)
     if name in _SCALAR:
         return most.scalar
-    if not most.floating and name not in (
-        "min",
-        "max",
-        "clamp",
-        "abs",
-        "absdiff",
-        "mad24",
-        "mul24",
-        "mulhi",
-        "ceildiv",
-        "rotate",
-        "extract_bits",
-    ):
-        return FLOAT._replace(lanes=lanes)  # fmt: skip
+    if not most.floating and name in _FLOATING:
+        return FLOAT._replace(lanes=lanes)
     return most
