@@ -371,10 +371,12 @@ def _arrays(
     for i, (name, fact) in enumerate(zip(names, (*inputs, *outputs), strict=True)):
         item = fact.dtype.itemsize
         first, count = extent(fact.shape, fact.strides)
-        copies[i] = fact.pointer + first * item, count * item
         is_output = i >= len(inputs)
+        has_values = not is_output or filled[i - len(inputs)]
+        if has_values:  # else they are zeros, not what memory happened to hold: that may be NaN
+            copies[i] = fact.pointer + first * item, count * item
         array = Watched(name, fact.shape, fact.dtype, item, count * item, first * item)
-        arrays.append((array, is_output, not is_output or filled[i - len(inputs)]))
+        arrays.append((array, is_output, has_values))
     for i in described(spec.kernel):
         name, rank = spec.kernel.input_names[i], len(inputs[i].shape)
         for part, item in (("shape", 4), ("strides", 8)):

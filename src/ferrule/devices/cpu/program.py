@@ -358,6 +358,9 @@ class CpuDevice:
                 # g++ would copy arrays of lanes in pieces smaller than vectors; a load of a vector
                 # then waits for the stores of its pieces.
                 flags.append("-fno-tree-loop-distribute-patterns")
+            if mode.startswith("fibers"):
+                # Arrays larger than a fiber's stack must not reach what lies below its guard page.
+                flags.append("-fstack-clash-protection")
         else:
             # clang would take a sum of ints that is converted to a long in 64 bits.
             flags.append("-fwrapv")
