@@ -28,9 +28,8 @@ def all_inside(found: Accesses, given: Mapping[str, Ends], lengths: Mapping[str,
     """
     if found.unsupported or not found.ends:
         return False
-    return all(map(_Shown(given, lengths).is_inside, found.accesses)) and all(
-        map(_Shown(given, lengths).holds, found.obligations)
-    )
+    shown = _Shown(given, lengths)
+    return all(map(shown.is_inside, found.accesses)) and all(map(shown.holds, found.obligations))
 
 
 class _Shown:
