@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "source.metal": "nouns source",
     "source.loops": "nouns source tree_sitter",
     "source.accesses": "nouns source source.loops tree_sitter",
-    "source.derivatives": "nouns source source.loops tree_sitter",
+    "source.derivatives": "nouns source source.loops source.accesses tree_sitter",
     "source.cuda": "nouns source source.loops source.accesses tree_sitter",
     "devices": "nouns tools source",
     "devices.cpu": "nouns tools source source.cuda source.loops devices",

@@ -63,9 +63,8 @@ class Watch:
         self.options = options
         self._wanted = wanted
         # Then a launch whose text shows that it stays inside needs no watching.
-        self._only_bounds = wanted.kinds == {"bounds"} and options._replace(
-            same_values=False, sample=None, cuda=False, gpu=False
-        ) == Options(unwritten=False, races=False, uninitialised=False, floats=False)
+        others = options.reversed or options.stress or options.seconds is not None
+        self._only_bounds = wanted.kinds == {"bounds"} and not others
         self._on_gpus = OnGpus(options.unwritten)
 
     def launch(
@@ -211,9 +210,8 @@ class Watch:
                 fact._replace(pointer=pointer, strides=strides_of(fact))
                 for fact, pointer in zip((*inputs, *outputs), pointers, strict=True)
             ]
-            given, results = facts[: len(inputs)], facts[len(inputs) :]
             try:
-                self.launch(spec, given, results, launch)
+                self.launch(spec, facts[: len(inputs)], facts[len(inputs) :], launch)
             except SystemExit:  # of a stop: C called, and cannot raise
                 _thread.interrupt_main()
                 return _FAULT

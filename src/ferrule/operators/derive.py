@@ -140,7 +140,7 @@ def meanings(op: Declared, body: KernelBody) -> dict[str, Meaning]:
 
 def _types(rule: Rule, body: KernelBody) -> Mapping[str, Type]:
     """The types that a body's text names: dtype variables, and those of its template."""
-    from ..source.derivatives.nodes import Type, of
+    from ..source.derivatives.nodes import Type
 
     found: dict[str, Type] = {}
     for argument in (*rule.inputs, *rule.declared):
@@ -151,26 +151,17 @@ def _types(rule: Rule, body: KernelBody) -> Mapping[str, Type]:
             found[name] = Type(name, 1, not floats or any(floats))
     for name, value in body.template:
         if isinstance(value, dtypes.Dtype):
-            found[name] = of(_METAL.get(value.name, value.metal))
+            found[name] = _type_of(value.name, {})
         elif str(value) in found:
             found[name] = found[str(value)]
     return found
 
 
-_METAL = {
-    "bool": "bool", "int8": "char", "uint8": "uchar", "int16": "short", "uint16": "ushort",
-    "int32": "int", "uint32": "uint", "int64": "long", "uint64": "ulong", "float16": "half",
-    "bfloat16": "bfloat", "float32": "float", "float64": "double",
-}  # fmt: skip
-
-
 def _type_of(dtype: str, types: Mapping[str, Type]) -> Type:
-    from ..source.derivatives.nodes import Type, of
+    from ..source.derivatives.nodes import Type
+    from ..source.derivatives.types import type_named
 
-    if dtype in types:
-        return types[dtype]
-    name = _METAL.get(dtype)
-    return Type(dtype) if name is None else of(name)
+    return types.get(dtype) or type_named(dtypes.BY_NAME[dtype].metal, {}) or Type(dtype)
 
 
 def _like(body: KernelBody, name: str, rule: Rule, source: str) -> KernelBody:

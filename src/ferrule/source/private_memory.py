@@ -10,6 +10,7 @@ from . import NotSplittable
 from .cpp import Prepared
 from .macros import expand
 from .syntax import Tree, declarator_shape, declarators, declared_name, field, kinds, walk
+from .unset_elements import subscripts_of
 
 # What has elements, or an address, in ways of its own.
 _OTHER = re.compile(
@@ -48,7 +49,7 @@ def _has_pointers(tree: Tree) -> bool:
     return any(
         tree.text(node) in dims
         and node.id not in declared
-        and not _is_element(node, dims[tree.text(node)])
+        and sum(1 for _ in subscripts_of(node)) < dims[tree.text(node)]
         for node in kinds(tree.root, "identifier")
     )
 
@@ -60,12 +61,3 @@ def _is_small(tree: Tree, declarator: Node) -> bool:
         size = tree.text(field(part_, "size"))
         elements *= int(size) if size.isdigit() else 1 if not size else 1 << 20
     return elements <= 1024
-
-
-def _is_element(name: Node, subscripts: int) -> bool:
-    inside, around = name, name.parent
-    while subscripts and around is not None and around.type == "subscript_expression":
-        if field(around, "argument") != inside:
-            return False
-        inside, around, subscripts = around, around.parent, subscripts - 1
-    return not subscripts

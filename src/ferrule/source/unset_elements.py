@@ -54,7 +54,7 @@ def watch_elements(
     declared = f" ::fr::fr_elements<decltype({text})> {flags};"
     edits: list[Edit] = [(declaration.end_byte, declaration.end_byte, declared)]
     for mention in mentions:
-        subscripts = list(_subscripts(mention))
+        subscripts = list(subscripts_of(mention))
         use = _use(tree, subscripts[dims - 1]) if len(subscripts) >= dims else None
         if use is None or _is_nested(tree, subscripts[:dims], text):
             return []
@@ -66,7 +66,7 @@ def watch_elements(
     return edits
 
 
-def _subscripts(mention: Node) -> Iterator[Node]:
+def subscripts_of(mention: Node) -> Iterator[Node]:
     """The subscripts of a name, from the inside out."""
     inside, around = mention, mention.parent
     while (

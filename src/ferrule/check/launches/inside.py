@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from ...source import cpp
 from ...source.accesses.inside import Ends, all_inside
 from ...source.accesses.model import Accesses, Unsupported
@@ -20,11 +22,6 @@ _ODD = re.compile(
     r"\b(?:struct|class|union|enum|namespace|using|typedef|static|volatile|goto|switch|template)\b"
     r"|(?<!&)&(?!&)|\[\s*[=&\]]"
 )
-_NUMBERS = {
-    ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
-    ("i", 8): ctypes.c_int64, ("u", 1): ctypes.c_uint8, ("u", 2): ctypes.c_uint16,
-    ("u", 4): ctypes.c_uint32, ("u", 8): ctypes.c_uint64,
-}  # fmt: skip
 
 
 def is_shown_inside(
@@ -69,10 +66,10 @@ def _accesses(spec: Spec) -> Accesses:
 
 def _number(fact: Facts) -> int | None:
     """What an input is that is an integer."""
-    kind = _NUMBERS.get((fact.dtype.kind, fact.dtype.itemsize))
-    if fact.shape or kind is None or not fact.pointer:
+    if fact.shape or fact.dtype.kind not in "iu" or not fact.pointer:
         return None
-    return int(kind.from_address(fact.pointer).value)
+    data = ctypes.string_at(fact.pointer, fact.dtype.itemsize)
+    return int(np.frombuffer(data, fact.dtype.numpy)[0])
 
 
 def _positions(grid: Sequence[int], threadgroup: Sequence[int]) -> dict[str, Ends]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from .nodes import (
-    Array,
+    COMPARISONS,
     Assign,
     AtomicAdd,
     Binary,
@@ -24,8 +24,6 @@ from .nodes import (
     Unary,
 )
 from .partials import STEPS
-
-_COMPARISONS = frozenset({"<", ">", "<=", ">=", "==", "!=", "&&", "||"})
 
 
 class Activity:
@@ -56,7 +54,7 @@ class Activity:
         if isinstance(e, Unary):
             return self.of(e.operand)
         if isinstance(e, Binary):
-            return e.operator not in _COMPARISONS and (self.of(e.left) or self.of(e.right))
+            return e.operator not in COMPARISONS and (self.of(e.left) or self.of(e.right))
         if isinstance(e, Choice):
             return self.of(e.yes) or self.of(e.no)
         if isinstance(e, Call):
@@ -97,8 +95,3 @@ def statements(body: Block) -> Iterator[Statement]:
             yield from statements(s.no)
         elif isinstance(s, Loop):
             yield from statements((*s.start, *s.update, *s.body))
-
-
-def arrays(body: Block) -> dict[str, Array]:
-    """The arrays that a body declares."""
-    return {s.array.name: s.array for s in statements(body) if isinstance(s, DeclareArray)}

@@ -6,11 +6,12 @@ import re
 
 from tree_sitter import Node
 
+from ..accesses.values import Function
 from ..syntax import Tree, call_arguments, field, operands, part
-from .names import Function, Meaning, Names, Pointer, PointerVariable
+from .names import Names, Pointer, PointerVariable
 from .nodes import (
     BOOL,
-    INT,
+    COMPARISONS,
     LETTERS,
     LONG,
     UINT,
@@ -34,7 +35,6 @@ from .nodes import (
 from .types import is_pointer, result_of, type_named
 
 _INTEGER = re.compile(r"(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)([uUlL]*)")
-_COMPARISONS = frozenset({"<", ">", "<=", ">=", "==", "!=", "&&", "||", "and", "or"})
 _WORDS = {"and": "&&", "or": "||", "not": "!", "bitand": "&", "bitor": "|", "xor": "^"}
 _CONSTANTS = frozenset({
     "INFINITY", "NAN", "M_PI_F", "HUGE_VALF", "FLT_MAX", "FLT_MIN", "FLT_EPSILON", "MAXFLOAT",
@@ -42,7 +42,6 @@ _CONSTANTS = frozenset({
 _LITERALS = {"half_lit": "h", "bfloat_lit": "bf"}
 _ELEMENTS = re.compile(r"ix<([0-9, ]+)>")
 _HALVES = {"lo_ix": slice(0, 2), "hi_ix": slice(2, 4)}
-_ATTRIBUTES = re.compile(r"(?:dispatch_)?threads?(?:group)?s?_|simdgroup|quadgroup|grid_")
 
 
 class Expressions(Names):
@@ -136,7 +135,7 @@ class Expressions(Names):
             return Binary(operator, a, b, BOOL)
         b = self.expression(right)
         both = common(a.type, b.type)
-        if operator in _COMPARISONS:
+        if operator in COMPARISONS:
             return Binary(operator, a, b, BOOL._replace(lanes=both.lanes))
         return Binary(operator, a, b, a.type if operator in ("<<", ">>") else both)
 
@@ -229,7 +228,7 @@ class Expressions(Names):
         pointer = self.pointer(part(node, "argument"))
         if pointer is None or len(pointer.array.dims) > 1:
             raise self.refuse(node, "what this points to", "use an array and an index.")
-        index = pointer.offset or Literal("0", INT)
+        index = pointer.position
         return Element(pointer.array, (index,), pointer.array.element)
 
     def pointer(self, node: Node) -> Pointer | None:
@@ -264,7 +263,7 @@ class Expressions(Names):
             return None
         distance = self.cast(self.expression(by), LONG)
         if operator == "-":
-            first = pointer.offset or Literal("0", INT)
+            first = pointer.position
             return pointer._replace(offset=Binary("-", first, distance, LONG))
         offset = distance if pointer.offset is None else _sum(pointer.offset, distance)
         return pointer._replace(offset=offset)
@@ -351,8 +350,3 @@ def _sum(a: Expression, b: Expression) -> Expression:
     if isinstance(b, Literal) and b.text in ("0", "0u"):
         return a
     return Binary("+", a, b, common(a.type, b.type))
-
-
-def given(name: str) -> Meaning | None:
-    """What a name of the dialect means: a thread attribute."""
-    return None if _ATTRIBUTES.match(name) is None else Name(name, UINT)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...errors import DialectError
 from .activity import Activity, base, name_of
+from .names import refusal
 from .nodes import (
     BOOL,
     Array,
@@ -212,7 +213,7 @@ class _Forward:
             if a is None or b is None:
                 return value, a if b is None else neg(b) if name == "-" else b
             return value, Binary(name, a, b, value.type)
-        result = value if name in "*/" and name != "/" else self._bound(value)
+        result = value if name == "*" else self._bound(value)
         total: Tangent = None
         for partial, tangent in zip(partials(values, result), tangents, strict=True):
             if tangent is not None and partial is not None:
@@ -327,8 +328,7 @@ class _Forward:
         return result, div(along, result)
 
     def _refused(self, what: str, instead: str) -> DialectError:
-        problem = f"{what} has no derivative that ferrule can derive; {instead}"
-        return DialectError.at(self._kernel, "source", self._line, what, problem)
+        return refusal(self._kernel, "source", self._line, what, instead)
 
 
 def _is_short(e: Expression) -> bool:
@@ -337,10 +337,9 @@ def _is_short(e: Expression) -> bool:
         return True
     if isinstance(e, Lanes):
         return _is_short(e.of)
-    simple = isinstance(e, Binary) and e.operator in "+-*"
-    return simple and isinstance(e, Binary) and all(
-        isinstance(part, (Name, Literal, Lanes)) and _is_short(part) for part in (e.left, e.right)
-    )  # fmt: skip
+    if not isinstance(e, Binary) or e.operator not in "+-*":
+        return False
+    return not any(isinstance(part, Binary) or not _is_short(part) for part in (e.left, e.right))
 
 
 def _zero(value: Expression) -> Expression:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from tree_sitter import Node
 
+from ..accesses.functions import Parameter, parameters_of, template_parameters
+from ..accesses.values import Function
 from ..syntax import call_arguments, field, part
 from .expressions import Expressions
-from .names import Function, Meaning, Pointer, PointerVariable
+from .names import Meaning, Pointer, PointerVariable
 from .nodes import (
     BOOL,
     INT,
@@ -27,7 +29,7 @@ from .nodes import (
     Type,
     Unary,
 )
-from .types import is_pointer, type_named
+from .types import type_named
 
 _DEEPEST = 24
 
@@ -55,7 +57,7 @@ class Functions(Expressions):
     def inlined(self, node: Node, functions: list[Function], name: str) -> Expression | None:
         """What a function gives, whose statements are put in place of its call."""
         arguments = call_arguments(node)
-        fitting = [f for f in functions if len(_parameters(f)) == len(arguments)]
+        fitting = [f for f in functions if len(parameters_of(f)) == len(arguments)]
         if len(fitting) > 1:
             fitting = self._best(fitting, arguments)
         if len(fitting) != 1:
@@ -93,7 +95,7 @@ class Functions(Expressions):
                 types.append(None if points else self.expression(argument).type)
         counts = []
         for f in functions:
-            listed = (type_named(f.tree.text(field(p, "type")), self.types) for p in _parameters(f))
+            listed = (type_named(p.type, self.types) for p in parameters_of(f))
             counts.append(sum(a == b for a, b in zip(listed, types, strict=True)))
         return [f for f, n in zip(functions, counts, strict=True) if n == max(counts)]
 
@@ -103,7 +105,8 @@ class Functions(Expressions):
         """What the names of a function's parameters mean in a call."""
         scope: dict[str, Meaning] = {}
         explicit = re.findall(r"[^<>,]+", name.partition("<")[2])
-        for (named, is_type), given in zip(_template(function), explicit, strict=False):
+        templates = template_parameters(function)
+        for (named, is_type), given in zip(templates.items(), explicit, strict=False):
             given_type, given_value = type_named(given, self.types), self.look_up(given.strip())
             if is_type and given_type is not None:
                 scope[named] = given_type
@@ -111,33 +114,29 @@ class Functions(Expressions):
                 scope[named] = Name(given.strip(), INT)
             elif given_value is not None:
                 scope[named] = given_value
-        for parameter, argument in zip(_parameters(function), arguments, strict=True):
-            tree = function.tree
-            declarator = field(parameter, "declarator")
-            text = tree.text(parameter)
-            words = re.findall(r"\w+", tree.text(declarator))
-            if not words:
+        for parameter, argument in zip(parameters_of(function), arguments, strict=True):
+            if not parameter.name:
                 continue
             pointer = self.pointer(argument) if self._may_point(argument) else None
             if pointer is not None:
-                scope[words[-1]] = self._pointer_parameter(node, words[-1], pointer, text)
+                scope[parameter.name] = self._pointer_parameter(node, parameter, pointer)
                 continue
             value = self.expression(argument)
-            if "&" in text and "const" not in text.split():
+            if parameter.reference and not parameter.is_const:
                 if not isinstance(value, Name):
                     raise self.refuse(argument, "what is passed by reference", "pass a variable.")
-                scope[words[-1]] = value
+                scope[parameter.name] = value
                 continue
-            spelled = tree.text(field(parameter, "type"))
-            kind = type_named(spelled, {**self.types, **_types(scope)})
+            kind = type_named(parameter.type, {**self.types, **_types(scope)})
             deduced = kind is None  # of a template parameter
             kind = kind or value.type
-            if deduced and "auto" not in spelled.split():
-                scope.setdefault(spelled, kind)
-            variable = Name(self.fresh(words[-1]), kind)
+            of_template = templates.keys() & {*re.findall(r"\w+", parameter.type)}
+            for named_type in of_template if deduced else ():
+                scope.setdefault(named_type, kind)
+            variable = Name(self.fresh(parameter.name), kind)
             value = self.cast(value, kind)
             self.made.append(Declare(self.line(node), variable, value, deduced=deduced))
-            scope[words[-1]] = variable
+            scope[parameter.name] = variable
         return scope
 
     def _may_point(self, argument: Node) -> bool:
@@ -146,11 +145,11 @@ class Functions(Expressions):
             "cast_expression",
         )  # fmt: skip
 
-    def _pointer_parameter(self, node: Node, name: str, pointer: Pointer, text: str) -> Meaning:
-        if pointer.offset is None and not is_pointer(text):
+    def _pointer_parameter(self, node: Node, parameter: Parameter, pointer: Pointer) -> Meaning:
+        if pointer.offset is None and not parameter.pointer:
             return pointer.array
-        offset = Name(self.fresh(f"{name}_at"), LONG)
-        first = pointer.offset or Literal("0", INT)
+        offset = Name(self.fresh(f"{parameter.name}_at"), LONG)
+        first = pointer.position
         self.made.append(Declare(self.line(node), offset, first))
         return PointerVariable(pointer.array, offset)
 
@@ -247,33 +246,8 @@ def _returned_values(body: Block) -> list[Expression]:
 
 def _shares(function: Function) -> bool:
     """Whether a function may change variables of its caller."""
-    texts = (function.tree.text(p) for p in _parameters(function))
-    return function.scopes is not None or any("&" in text for text in texts)
+    return function.scopes is not None or any(p.reference for p in parameters_of(function))
 
 
 def _types(scope: dict[str, Meaning]) -> dict[str, Type]:
     return {name: m for name, m in scope.items() if isinstance(m, Type)}
-
-
-def _parameters(function: Function) -> list[Node]:
-    """The parameters of a function or lambda."""
-    declarator: Node | None = function.node
-    while declarator is not None and declarator.type not in (
-        "function_declarator", "abstract_function_declarator", "lambda_declarator",
-    ):  # fmt: skip
-        declarator = field(declarator, "declarator")
-    listed = field(declarator, "parameters")
-    found = [] if listed is None else listed.named_children
-    return [n for n in found if n.type.endswith("parameter_declaration")]
-
-
-def _template(function: Function) -> list[tuple[str, bool]]:
-    """The template parameters of a function, and whether each is a type."""
-    around = function.node.parent
-    if around is None or around.type != "template_declaration":
-        return []
-    listed = part(around, "parameters").named_children
-    return [
-        (function.tree.text(n).split()[-1].lstrip("."), n.type == "type_parameter_declaration")
-        for n in listed
-    ]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from ...errors import DialectError
-from ..syntax import Tree
-from .nodes import Array, Expression, Name, Statement, Type
+from ..accesses.values import Function
+from .nodes import INT, Array, Expression, Literal, Name, Statement, Type
 
 
 class Pointer(NamedTuple):
@@ -24,6 +24,11 @@ class Pointer(NamedTuple):
 
     array: Array
     offset: Expression | None = None
+
+    @property
+    def position(self) -> Expression:
+        """The offset as a number, also of the first element."""
+        return self.offset or Literal("0", INT)
 
 
 @dataclass
@@ -39,22 +44,13 @@ class PointerVariable:
     offset: Name | None
 
 
-class Function(NamedTuple):
-    """A function of a text, or a lambda.
-
-    Attributes:
-        tree, node: where it stands.
-        where: ``"source"`` or ``"header"``.
-        scopes: of a lambda, what its names mean.
-    """
-
-    tree: Tree
-    node: Node
-    where: str
-    scopes: tuple[dict[str, Meaning], ...] | None = None
-
-
 Meaning = Name | Array | PointerVariable | Function | Type
+
+
+def refusal(kernel: str, where: str, line: int, construct: str, instead: str) -> DialectError:
+    """The error for something that has no derivative."""
+    problem = f"{construct} has no derivative that ferrule can derive; {instead}"
+    return DialectError.at(kernel, where, line, construct, problem)
 
 
 class Names:
@@ -77,9 +73,7 @@ class Names:
 
     def refuse(self, node: Node, construct: str, instead: str) -> DialectError:
         """The error for something that has no derivative."""
-        line = node.start_point[0] + 1
-        problem = f"{construct} has no derivative that ferrule can derive; {instead}"
-        return DialectError.at(self.kernel, self.where, line, construct, problem)
+        return refusal(self.kernel, self.where, node.start_point[0] + 1, construct, instead)
 
     def line(self, node: Node) -> int:
         """The line of the body that a node stands on, or is called from."""

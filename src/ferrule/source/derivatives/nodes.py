@@ -16,6 +16,7 @@ RANKS = (
 )  # fmt: skip
 FLOATS = frozenset({"half", "bfloat", "float", "double"})
 LETTERS = "xyzw"
+COMPARISONS = frozenset({"<", ">", "<=", ">=", "==", "!=", "&&", "||"})  # what gives a bool
 
 
 class Type(NamedTuple):
@@ -163,6 +164,21 @@ class Array:
 
 
 Expression = Literal | Name | Element | Lanes | Unary | Binary | Choice | Call
+
+
+def operands(e: Expression) -> tuple[Expression, ...]:
+    """The expressions that one is made of."""
+    if isinstance(e, Element):
+        return e.indices
+    if isinstance(e, Lanes):
+        return (e.of,)
+    if isinstance(e, Unary):
+        return (e.operand,)
+    if isinstance(e, Binary):
+        return e.left, e.right
+    if isinstance(e, Choice):
+        return e.condition, e.yes, e.no
+    return e.arguments if isinstance(e, Call) else ()
 
 
 # -- statements ------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from tree_sitter import Node
 from ...errors import DialectError
 from ...kernel import ATTRIBUTES, Kernel
 from .. import NotSplittable
+from ..accesses.functions import functions_of
+from ..accesses.values import Function
 from ..loops.statements import (
     branch_statements,
     changed,
@@ -26,14 +28,13 @@ from ..syntax import (
     declarators,
     declared_name,
     field,
-    function_definitions,
     part,
     plain_comparisons,
     plain_subscripts,
     walk,
 )
 from .functions import Functions
-from .names import Function, Meaning, PointerVariable
+from .names import Meaning, PointerVariable
 from .nodes import (
     INT,
     LONG,
@@ -65,7 +66,6 @@ _NOTHING = frozenset({
 _SUMS = frozenset({"=", "+=", "-="})  # what these read of an output is no more than added to
 _EFFECTS = ("threadgroup_barrier", "simdgroup_barrier", "atomic_thread_fence")
 _PRINTS = ("printf", "assert")
-_CONSTANTS = {"threads_per_simdgroup", "thread_execution_width"}
 
 
 def read(kernel: Kernel, given: Mapping[str, Meaning]) -> Block:
@@ -105,9 +105,7 @@ class _Reader(Functions):
     def __init__(self, kernel: Kernel, given: Mapping[str, Meaning], header: Tree) -> None:
         super().__init__(kernel.name, given)
         self._header = header
-        self.functions = {}
-        for name, node in function_definitions(header):
-            self.functions.setdefault(name, []).append(Function(header, node, "header"))
+        self.functions = functions_of(header, "header")
 
     def read(self, body: Tree) -> Block:
         """All statements of the body."""
@@ -295,7 +293,7 @@ class _Reader(Functions):
         pointer = self.pointer(value) if value is not None and operator == "=" else None
         if pointer is None or pointer.array is not variable.array:
             raise self.refuse(node, "a pointer to another array", "use one for each array.")
-        offset = pointer.offset or Literal("0", INT)
+        offset = pointer.position
         self.made.append(Assign(line, variable.offset, "=", offset))
 
     def _called(self, node: Node) -> None:
@@ -319,7 +317,7 @@ class _Reader(Functions):
         pointer = self.pointer(place)
         if pointer is None or len(pointer.array.dims) > 1:
             raise self.refuse(node, "this atomic", "add to an element of an output.")
-        index = pointer.offset or Literal("0", INT)
+        index = pointer.position
         element = Element(pointer.array, (index,), pointer.array.element)
         self.made.append(AtomicAdd(self.line(node), element, self.expression(value), name))
 
@@ -385,7 +383,7 @@ class _Reader(Functions):
             raise self.refuse(node, f"the pointer {name}", "let it point into an array at once.")
         offset = self.declare(f"{name}_at", LONG)
         del self.scopes[-1][f"{name}_at"]
-        first = pointer.offset or Literal("0", INT)
+        first = pointer.position
         self.made.append(Declare(self.line(node), offset, first))
         self.scopes[-1][name] = PointerVariable(pointer.array, offset)
 

@@ -9,10 +9,7 @@ from .activity import name_of
 from .nodes import (
     Assign,
     AtomicAdd,
-    Binary,
     Block,
-    Call,
-    Choice,
     Declare,
     DeclareArray,
     Effect,
@@ -25,6 +22,7 @@ from .nodes import (
     Name,
     Statement,
     Unary,
+    operands,
 )
 
 
@@ -112,18 +110,5 @@ def names_in(e: Expression) -> Iterator[str]:
         yield e.name
     elif isinstance(e, Element):
         yield e.array.name
-        for index in e.indices:
-            yield from names_in(index)
-    elif isinstance(e, Lanes):
-        yield from names_in(e.of)
-    elif isinstance(e, Unary):
-        yield from names_in(e.operand)
-    elif isinstance(e, Binary):
-        yield from names_in(e.left)
-        yield from names_in(e.right)
-    elif isinstance(e, Choice):
-        for part in (e.condition, e.yes, e.no):
-            yield from names_in(part)
-    elif isinstance(e, Call):
-        for part in e.arguments:
-            yield from names_in(part)
+    for part in operands(e):
+        yield from names_in(part)
