@@ -85,7 +85,7 @@ def match_vjp(of: Declared, rule: Declared) -> None:
             )
     arrays = [f"{a.name}_grad" for a in of.rule.inputs if a.dims is not None]
     for output in rule.rule.declared:
-        if output.name not in arrays:
+        if output.name not in arrays and not output.constant:
             raise KernelError(
                 f"[op] `def_vjp` of op {of.name!r}: output {output.name!r} of the vjp op "
                 f"{rule.name!r} is no gradient of an input; expected {', '.join(arrays)}."

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
 from ..errors import KernelError
 from ..rules.argument import Argument
+from ..rules.expression import Expression
+from ..rules.grammar import parse
 from ..rules.rule import Rule
 from .bodies import KernelBody
-from .derivatives import is_real
+from .derivatives import cotangent_names, is_real
 
 if TYPE_CHECKING:
     from ..source.derivatives.names import Meaning
+    from ..source.derivatives.nodes import Expression as Node
     from ..source.derivatives.nodes import Type
+    from ..source.derivatives.reverse import Wanted
+    from ..source.derivatives.tapes import Tape
     from .declared import Declared
+    from .op import Op
+
+TAPE = "fr_tape"  # the output that keeps what loops need
 
 
 def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[KernelBody]]:
@@ -52,6 +61,265 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
         return _like(body, f"{op.name}_jvp", rule, asked + text)
 
     return rule, list(map(made, bodies))
+
+
+def derived_vjp(
+    op: Op, wrt: Collection[str] | None, tape_limit: int | str, trips: Mapping[str, str] | None
+) -> tuple[Op, Any]:
+    """The op that computes gradients, and what to register: it, or what chooses by the dtype.
+
+    Gradients are added up in float32, but of float64: so an op whose dtypes may be both has two.
+    """
+    limit = _bytes(op, tape_limit)
+    kinds = _floats(op)
+    narrow = kinds != {"float64"}
+    first = _made(op, wrt, "float32" if narrow else "float64", limit, trips)
+    if not narrow or "float64" not in kinds:
+        return first, first
+    wide = _made(op, wrt, "float64", limit, trips)
+
+    def vjp(primals: Sequence[Any], cotangents: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        is_wide = any(str(getattr(c, "dtype", "")).endswith("float64") for c in cotangents)
+        chosen = wide if is_wide else first
+        given = [c for c, a in zip(cotangents, op.rule.declared, strict=True) if _has_cotangent(a)]
+        results = chosen(*primals, *given)
+        names = [a.name for a in chosen.rule.declared]
+        found = dict(zip(names, results if len(names) > 1 else (results,), strict=True))
+        return tuple(found.get(f"{a.name}_grad") for a in op.rule.inputs)
+
+    return first, (vjp, f"{first.digest} {wide.digest}")
+
+
+def _made(
+    op: Op, wrt: Collection[str] | None, real: str, limit: int, trips: Mapping[str, str] | None
+) -> Op:
+    name = f"{op.name}_vjp" + "_float64" * (real == "float64")
+    return type(op)(name, *vjp_of(op, wrt, real, limit, trips), op.batch)
+
+
+def _floats(op: Op) -> set[str]:
+    """The dtypes that differentiated inputs may have."""
+    found: set[str] = set()
+    for a in filter(is_real, op.rule.inputs):
+        if a.dtype in dtypes.BY_NAME:
+            found.add(a.dtype)
+        else:
+            found |= {*op.rule.choices.get(a.dtype, ("float32", "float64"))}
+    return found
+
+
+def _has_cotangent(a: Argument) -> bool:
+    return is_real(a) and not a.constant
+
+
+def _bytes(op: Op, limit: int | str) -> int:
+    """A number of bytes, as ``tape_limit`` says it.
+
+    Raises:
+        KernelError: it says none.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*([kKMG]?)i?B?\s*", str(limit))
+    if match is None or isinstance(limit, bool):
+        raise KernelError(
+            f"[op] `tape_limit` of `derive_vjp` of op {op.name!r}: got {limit!r}; expected a "
+            'number of bytes, such as 1 << 30, "64MB" or "1GB".'
+        )
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def vjp_of(
+    op: Declared,
+    wrt: Collection[str] | None,
+    real: str = "float32",
+    tape_limit: int = 1 << 30,
+    trips: Mapping[str, str] | None = None,
+) -> tuple[Rule, list[KernelBody]]:
+    """The rule and bodies of the op that computes the gradients of an op's inputs.
+
+    Args:
+        real: the dtype of gradients.
+        tape_limit: the most bytes that a call may keep in device memory.
+        trips: by variable that counts a loop, the most rounds of it, of the rule's sizes.
+
+    Raises:
+        KernelError: the op has no Metal body, or ``wrt`` names what has no derivative.
+        DialectError: something in the body has no derivative; says the line, and what to write.
+    """
+    from ..source.derivatives.printing import block
+    from ..source.derivatives.reader import read
+    from ..source.derivatives.reverse import reverse
+
+    bodies = metal_bodies(op, "derive_vjp")
+    check_derivable(op, "derive_vjp", bodies)
+    inputs = differentiated(op, "derive_vjp", wrt)
+    optional = [a.name for a in op.rule.inputs if a.optional and a.name in inputs]
+    if optional:
+        raise KernelError(
+            f"[op] `derive_vjp` of op {op.name!r}: input {optional[0]!r} may be None, and its "
+            "gradient is not derived; name the others by wrt=[…], or declare the derivative by "
+            "hand."
+        )
+    stored = list(filter(_has_cotangent, op.rule.declared))
+    cotangents = {a.name: a._replace(name=_cotangent_name(op, a.name)) for a in stored}
+    gradients = {
+        a.name: a._replace(name=f"{a.name}_grad", dtype=real, optional=False)
+        for a in op.rule.inputs
+        if a.name in inputs
+    }
+    sizes = _Sizes(op, trips or {})
+    derived = []
+    for body in bodies:
+        wanted = sizes.wanted(body, gradients, cotangents, real)
+        derived.append((body, reverse(read(body.kernel, meanings(op, body)), wanted)))
+    outputs = list(gradients.values())
+    conditions = list(op.rule.conditions)
+    kept = [sizes.numbers(body, made.tape) for body, made in derived if made.tape.segments]
+    if kept:
+        most = kept[0] if len(kept) == 1 else f"max({', '.join(kept)})"
+        limit = tape_limit // dtypes.BY_NAME[real].itemsize
+        conditions.append(parse(f"{most} <= {limit}"))
+        outputs.append(Argument(TAPE, (parse(most),), real, constant=True))
+    rule = Rule(
+        (*op.rule.inputs, *cotangents.values()), tuple(outputs), op.rule.choices, tuple(conditions)
+    )
+    asked = "".join(f"(void)has_{a.name};\n" for a in op.rule.inputs if a.optional)
+    return rule, [
+        _like(body, f"{op.name}_vjp", rule, asked + block(made.body), made.header)
+        for body, made in derived
+    ]
+
+
+class _Sizes:
+    """What integers are known before a call, and as what the rule and the text call them."""
+
+    def __init__(self, op: Declared, trips: Mapping[str, str]) -> None:
+        self._op, self._trips = op, trips
+        rule = op.rule
+        self._dims = [*rule.dim_names, *rule.star_sizes]
+        numbers = [a.name for a in rule.inputs if a.dims is None and _is_integer(a.dtype)]
+        self._known = {name: _name(name) for name in (*self._dims, *numbers)}
+        for a in (*rule.inputs, *rule.declared):
+            for i, dim in enumerate(a.dims or ()):
+                if not isinstance(dim, Expression):
+                    break
+                self._known[f"{a.name}_shape[{i}]"] = self._node(dim)
+
+    def wanted(
+        self,
+        body: KernelBody,
+        gradients: Mapping[str, Argument],
+        cotangents: Mapping[str, Argument],
+        real: str,
+    ) -> Wanted:
+        """What reverse mode is asked for."""
+        from ..source.derivatives.nodes import Array, Name
+        from ..source.derivatives.reverse import Wanted
+
+        kind = _type_of(real, {})
+        types = _types(self._op.rule, body)
+        sizes = dict(self._known)
+        for name, value in body.template:
+            if isinstance(value, Expression):
+                sizes[name] = self._node(value)
+            elif isinstance(value, int):
+                sizes[name] = self._node(Expression(("int", int(value))))
+        grid, group = ([self._node(e) for e in axes] for axes in (body.grid, body.threadgroup))
+        return Wanted(
+            kernel=body.kernel.name,
+            gradients={n: Array(a.name, "device", kind) for n, a in gradients.items()},
+            cotangents={
+                n: Array(a.name, "device", _type_of(a.dtype, types)) for n, a in cotangents.items()
+            },
+            scalars={
+                a.name: Name(a.name, _type_of(a.dtype, types))
+                for a in self._op.rule.inputs
+                if a.name in gradients and not a.dims
+            },
+            real=kind,
+            grid=[*grid, *[_one()] * 3][:3],
+            threadgroup=[*group, *[_one()] * 3][:3],
+            sizes=sizes,
+            dims=self._dims,
+            trips={n: self._node(parse(text)) for n, text in self._trips.items()},
+        )
+
+    def numbers(self, body: KernelBody, tape: Tape) -> str:
+        """How many numbers a tape holds, as the rule says it."""
+        rows = " + ".join(_product(_shown(s.rounds), _shown(s.width)) for s in tape.segments)
+        return _product(rows, *map(str, body.grid))
+
+    def _node(self, e: Expression) -> Node:
+        """An expression of the rule as a node; one that has no such counts as a size of its own."""
+        from ..source.derivatives.nodes import INT, Binary, Literal, Name
+
+        op, *rest = e.node
+        if op == "int":
+            return Literal(str(rest[0]), INT)
+        if op == "name":
+            return Name(rest[0], INT)
+        if op in ("+", "-", "*", "//", "%"):
+            a, b = (self._node(Expression(part)) for part in rest)
+            return Binary(op[0], a, b, INT)
+        if op == "size":
+            arrays = (*self._op.rule.inputs, *self._op.rule.declared)
+            dims = next((a.dims for a in arrays if a.name == rest[0]), None)
+            if dims and all(isinstance(dim, Expression) for dim in dims):
+                product = " * ".join(f"({dim})" for dim in dims)
+                return self._node(parse(product))
+        name = Name(str(e), INT)
+        self._known.setdefault(name.name, name)
+        if name.name not in self._dims:
+            self._dims.append(name.name)
+        return name
+
+
+def _product(*factors: str) -> str:
+    return " * ".join(f"({factor})" for factor in factors if factor != "1") or "1"
+
+
+def _shown(e: Node) -> str:
+    """A node as the rule says it."""
+    from ..source.derivatives.nodes import Binary, Literal, Name
+
+    if isinstance(e, Binary):
+        operator = "//" if e.operator == "/" else e.operator
+        return f"({_shown(e.left)} {operator} {_shown(e.right)})"
+    if isinstance(e, Literal):
+        return e.text.rstrip("uUlL")
+    if isinstance(e, Name):
+        return e.name
+    raise TypeError(e)
+
+
+def _name(name: str) -> Node:
+    from ..source.derivatives.nodes import INT, Name
+
+    return Name(name, INT)
+
+
+def _one() -> Node:
+    from ..source.derivatives.nodes import INT, Literal
+
+    return Literal("1", INT)
+
+
+def _is_integer(dtype: str) -> bool:
+    return dtype in dtypes.BY_NAME and dtypes.BY_NAME[dtype].kind in "iu"
+
+
+def _cotangent_name(op: Declared, output: str) -> str:
+    """The name of an output's cotangent.
+
+    Raises:
+        KernelError: an input has it.
+    """
+    names = cotangent_names(op, output)
+    if not names:
+        raise KernelError(
+            f"[op] `derive_vjp` of op {op.name!r}: '{output}_cotangent' would be an input of the "
+            "op, and a cotangent, too; rename the input."
+        )
+    return names[0]
 
 
 def metal_bodies(op: Declared, what: str) -> list[KernelBody]:
@@ -164,8 +432,18 @@ def _type_of(dtype: str, types: Mapping[str, Type]) -> Type:
     return types.get(dtype) or type_named(dtypes.BY_NAME[dtype].metal, {}) or Type(dtype)
 
 
-def _like(body: KernelBody, name: str, rule: Rule, source: str) -> KernelBody:
-    """A body with another text, launched as the one that it was made of."""
-    data: dict[str, Any] = {**body.to_json(), "name": name, "source": source, "header": ""}
+def _like(
+    body: KernelBody, name: str, rule: Rule, source: str, header: str | None = None
+) -> KernelBody:
+    """A body with another text, launched as the one that it was made of.
+
+    Args:
+        header: of one that adds to its outputs, whose elements begin as zeros.
+    """
+    data: dict[str, Any] = {**body.to_json(), "name": name, "source": source}
+    data["header"] = header or ""
+    if header is not None:
+        data |= {"atomic_outputs": False, "init_value": 0.0}
+        return KernelBody.from_json(name, rule, data)
     data["init_value"] = None if body.fill is None else 0.0
     return KernelBody.from_json(name, rule, data)

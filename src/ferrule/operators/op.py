@@ -275,6 +275,42 @@ class Op(Declared):
             self.def_jvp(derived)
         return derived
 
+    def derive_vjp(
+        self,
+        wrt: Collection[str] | None = None,
+        *,
+        tape_limit: int | str = "1GB",
+        trips: Mapping[str, str] | None = None,
+    ) -> Op:
+        """Derive the gradients of the inputs from the Metal body.
+
+        Args:
+            wrt: the inputs that have gradients; None: all that may have one. Others are constants.
+            tape_limit: the most device memory that a call may keep for loops, in bytes, or as in
+                ``"64MB"``: a call that would keep more is refused.
+            trips: by variable that counts a loop, the most rounds that it makes, of the rule's
+                sizes: ``{"t": "T"}``; for loops that keep something, and whose bound does not
+                follow from the rule. It is checked: a loop that makes more gives NaN.
+
+        Returns:
+            The op whose inputs are this op's and the outputs' cotangents, as `def_vjp` names them,
+            and whose outputs are ``<input>_grad``, of float32 whatever the input's dtype is. Unless
+            one was declared, it is this op's vjp from now on.
+
+        Raises:
+            DialectError: something in the body has no derivative; says the line, and what to write.
+            KernelError: the op has no Metal body, or ``wrt`` names what has no derivative.
+        """
+        from .derive import derived_vjp
+
+        derived, rule = derived_vjp(self, wrt, tape_limit, trips)
+        if "vjp" not in self.rules:
+            if isinstance(rule, Op):
+                self.def_vjp(rule)
+            else:
+                self.def_vjp(rule[0], version=rule[1])
+        return derived
+
     def def_vmap(self, rule: Op | Callable[..., Any], *, version: str | int | None = None) -> Any:
         """Declare how the op is carried out for a batch of calls.
 

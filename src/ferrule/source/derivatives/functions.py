@@ -11,12 +11,11 @@ from ..accesses.functions import Parameter, parameters_of, template_parameters
 from ..accesses.values import Function
 from ..syntax import call_arguments, field, part
 from .expressions import Expressions
+from .jumps import RETURNS, Refuse, leaves, straightened
 from .names import Meaning, Pointer, PointerVariable
 from .nodes import (
-    BOOL,
     INT,
     LONG,
-    Assign,
     Block,
     Declare,
     Expression,
@@ -25,9 +24,7 @@ from .nodes import (
     Literal,
     Loop,
     Name,
-    Statement,
     Type,
-    Unary,
 )
 from .types import type_named
 
@@ -167,69 +164,22 @@ class Functions(Expressions):
         """Put a function's statements here; a variable for what it returns, unless it does that at
         its end alone."""
         last = body[-1] if body else None
-        if isinstance(last, Jump) and last.kind == "return" and not _returns(body[:-1]):
+        if isinstance(last, Jump) and last.kind == "return" and not leaves(body[:-1]):
             self.made += body[:-1]
             if last.value is None or kind is None or last.value.type == kind:
                 return last.value
             return self.cast(last.value, kind)
         returned = _returned_values(body)
         if not returned:
-            self.made += self.straightened(node, body, None) if _returns(body) else body
+            self.made += straightened(body, RETURNS, self._refuse_at(node))
             return None
         result = Name(self.fresh("fr_result"), kind or returned[0].type)
         self.made.append(Declare(line, result, None))
-        self.made += self.straightened(node, body, result)
+        self.made += straightened(body, RETURNS, self._refuse_at(node), result)
         return result
 
-    def straightened(self, node: Node, body: Block, result: Name | None) -> Block:
-        """Statements without their returns: what follows one that may return is in the branch that
-        does not.
-
-        Raises:
-            DialectError: a loop returns.
-        """
-        out: list[Statement] = []
-        for i, s in enumerate(body):
-            if isinstance(s, Jump) and s.kind == "return":
-                if result is not None and s.value is not None:
-                    out.append(Assign(s.line, result, "=", s.value))
-                return tuple(out)
-            if isinstance(s, Loop) and _returns(s.body):
-                raise self.refuse(node, "a loop that returns", "break, and return behind it.")
-            if isinstance(s, If) and _returns((s,)):
-                rest = body[i + 1 :]
-                yes = self.straightened(node, (*s.yes, *rest), result)
-                no = self.straightened(node, (*s.no, *rest), result)
-                if not _always_returns(s.yes) and not _always_returns(s.no):
-                    raise self.refuse(node, "a branch that may return", "return at its end.")
-                out.append(_if(s.line, s.condition, yes, no))
-                return tuple(out)
-            out.append(s)
-        return tuple(out)
-
-
-def _if(line: int, condition: Expression, yes: Block, no: Block) -> If:
-    if yes or not no:
-        return If(line, condition, yes, no)
-    return If(line, Unary("!", condition, BOOL), no)
-
-
-def _returns(body: Block) -> bool:
-    for s in body:
-        if isinstance(s, Jump) and s.kind == "return":
-            return True
-        if isinstance(s, If) and (_returns(s.yes) or _returns(s.no)):
-            return True
-        if isinstance(s, Loop) and _returns(s.body):
-            return True
-    return False
-
-
-def _always_returns(body: Block) -> bool:
-    last = body[-1] if body else None
-    if isinstance(last, If):
-        return _always_returns(last.yes) and _always_returns(last.no)
-    return isinstance(last, Jump) and last.kind == "return"
+    def _refuse_at(self, node: Node) -> Refuse:
+        return lambda _, construct, instead: self.refuse(node, construct, instead)
 
 
 def _returned_values(body: Block) -> list[Expression]:

@@ -6,7 +6,8 @@ their calls, and what changes a variable is a statement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # Scalar types by what arithmetic of two makes: the later one.
@@ -16,6 +17,7 @@ RANKS = (
 )  # fmt: skip
 FLOATS = frozenset({"half", "bfloat", "float", "double"})
 LETTERS = "xyzw"
+ADD = "fr_add"  # adds to threadgroup memory
 COMPARISONS = frozenset({"<", ">", "<=", ">=", "==", "!=", "&&", "||"})  # what gives a bool
 
 
@@ -181,6 +183,28 @@ def operands(e: Expression) -> tuple[Expression, ...]:
     return e.arguments if isinstance(e, Call) else ()
 
 
+def with_operands(e: Expression, parts: Sequence[Expression]) -> Expression:
+    """An expression of other operands."""
+    if isinstance(e, Element):
+        return replace(e, indices=tuple(parts))
+    if isinstance(e, Lanes):
+        return replace(e, of=parts[0])
+    if isinstance(e, Unary):
+        return replace(e, operand=parts[0])
+    if isinstance(e, Binary):
+        return replace(e, left=parts[0], right=parts[1])
+    if isinstance(e, Choice):
+        return replace(e, condition=parts[0], yes=parts[1], no=parts[2])
+    return replace(e, arguments=tuple(parts)) if isinstance(e, Call) else e
+
+
+def substituted(e: Expression, values: Mapping[str, Expression]) -> Expression:
+    """An expression with others in place of some variables."""
+    if isinstance(e, Name):
+        return values.get(e.name, e)
+    return with_operands(e, [substituted(part, values) for part in operands(e)])
+
+
 # -- statements ------------------------------------------------------------------------------------
 
 
@@ -266,12 +290,18 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class AtomicAdd:
-    """``atomic_fetch_add_explicit(&place, e, memory_order_relaxed)`` whose result is not used."""
+    """``atomic_fetch_add_explicit(&place, e, memory_order_relaxed)`` whose result is not used.
+
+    Attributes:
+        function: that, or `ADD`.
+        cast: the array is one of plain numbers.
+    """
 
     line: int
     place: Element
     value: Expression
     function: str = "atomic_fetch_add_explicit"
+    cast: bool = False
 
 
 Statement = Declare | DeclareArray | Assign | If | Loop | Jump | Effect | AtomicAdd

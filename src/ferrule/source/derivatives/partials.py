@@ -31,7 +31,23 @@ def _binary(operator: str) -> Callable[[Expression, Expression], Expression]:
     return made
 
 
-add, sub, mul, div = map(_binary, "+-*/")
+sub, div = map(_binary, "-/")
+_plus, _times = map(_binary, "+*")
+_ZEROS, _ONES = ("0", "0u"), ("1", "1u")  # integers, which do not change what they are added to
+
+
+def _is(e: Expression, texts: tuple[str, ...]) -> bool:
+    return isinstance(e, Literal) and e.text in texts
+
+
+def add(a: Expression, b: Expression) -> Expression:
+    """A sum."""
+    return b if _is(a, _ZEROS) else a if _is(b, _ZEROS) else _plus(a, b)
+
+
+def mul(a: Expression, b: Expression) -> Expression:
+    """A product."""
+    return b if _is(a, _ONES) else a if _is(b, _ONES) else _times(a, b)
 
 
 def neg(a: Expression) -> Expression:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .nodes import (
+    ADD,
     Array,
     Assign,
     AtomicAdd,
@@ -124,8 +125,12 @@ def _simple(s: Statement) -> str:
     if isinstance(s, Effect):
         return expression(s.call)
     if isinstance(s, AtomicAdd):
-        value = expression(s.value)
-        return f"{s.function}(&{element(s.place)}, {value}, memory_order_relaxed)"
+        place, value = f"&{element(s.place)}", expression(s.value)
+        if s.function == ADD:
+            return f"{ADD}({place}, {value})"
+        array = s.place.array
+        cast = f"({array.space} atomic<{array.element}>*)" * s.cast
+        return f"{s.function}({cast}{place}, {value}, memory_order_relaxed)"
     if isinstance(s, Jump):
         return s.kind if s.value is None else f"{s.kind} {expression(s.value)}"
     raise TypeError(s)
