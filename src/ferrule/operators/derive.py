@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..source.derivatives.reverse import Wanted
     from ..source.derivatives.tapes import Tape
     from .declared import Declared
-    from .op import Op
 
 TAPE = "fr_tape"  # the output that keeps what loops need
 
@@ -64,8 +63,11 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
 
 
 def derived_vjp(
-    op: Op, wrt: Collection[str] | None, tape_limit: int | str, trips: Mapping[str, str] | None
-) -> tuple[Op, Any]:
+    op: Declared,
+    wrt: Collection[str] | None,
+    tape_limit: int | str,
+    trips: Mapping[str, str] | None,
+) -> tuple[Any, Any]:
     """The op that computes gradients, and what to register: it, or what chooses by the dtype.
 
     Gradients are added up in float32, but of float64: so an op whose dtypes may be both has two.
@@ -91,13 +93,18 @@ def derived_vjp(
 
 
 def _made(
-    op: Op, wrt: Collection[str] | None, real: str, limit: int, trips: Mapping[str, str] | None
-) -> Op:
+    op: Declared,
+    wrt: Collection[str] | None,
+    real: str,
+    limit: int,
+    trips: Mapping[str, str] | None,
+) -> Any:
+    op_type: type[Any] = type(op)
     name = f"{op.name}_vjp" + "_float64" * (real == "float64")
-    return type(op)(name, *vjp_of(op, wrt, real, limit, trips), op.batch)
+    return op_type(name, *vjp_of(op, wrt, real, limit, trips), op.batch)
 
 
-def _floats(op: Op) -> set[str]:
+def _floats(op: Declared) -> set[str]:
     """The dtypes that differentiated inputs may have."""
     found: set[str] = set()
     for a in filter(is_real, op.rule.inputs):
@@ -112,7 +119,7 @@ def _has_cotangent(a: Argument) -> bool:
     return is_real(a) and not a.constant
 
 
-def _bytes(op: Op, limit: int | str) -> int:
+def _bytes(op: Declared, limit: int | str) -> int:
     """A number of bytes, as ``tape_limit`` says it.
 
     Raises:

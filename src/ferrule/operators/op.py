@@ -303,6 +303,7 @@ class Op(Declared):
         """
         from .derive import derived_vjp
 
+        derived: Op
         derived, rule = derived_vjp(self, wrt, tape_limit, trips)
         if "vjp" not in self.rules:
             if isinstance(rule, Op):

@@ -25,7 +25,8 @@ from .partials import add, div, mul, sub
 from .unused import names_in
 
 if TYPE_CHECKING:
-    from .rounds import Rounds
+    from .pulls import Pulls
+    from .tapes import Tape
 
 _BITS = {"int": 32, "uint": 32, "short": 16, "ushort": 16, "long": 64, "ulong": 64}
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -44,8 +45,8 @@ class Counting:
         header: the loop as its rounds may run in any order; None of one that has no such.
     """
 
-    def __init__(self, rounds: Rounds, loop: Loop) -> None:
-        self._r, self._loop = rounds, loop
+    def __init__(self, pulls: Pulls, tape: Tape, loop: Loop) -> None:
+        self._r, self._tape, self._loop = pulls, tape, loop
         self._changed = assigned_in((*loop.update, *loop.body))
         self._assigns: dict[str, list[Assign]] = {}
         for s in statements((*loop.update, *loop.body)):
@@ -54,7 +55,7 @@ class Counting:
         in_body = assigned_in(loop.body)
         counters = [s.place for s in loop.update if isinstance(s, Assign)]
         if any(not isinstance(c, Name) or c.type.floating for c in counters):
-            raise rounds.refused("a loop whose counter has a derivative", "count in integers.")
+            raise pulls.refused("a loop whose counter has a derivative", "count in integers.")
         self.fixed = {c.name for c in counters if isinstance(c, Name)} - in_body
         self._starts = {d.variable.name: d for d in loop.start if isinstance(d, Declare)}
         self._first: dict[str, Expression] = {}
@@ -183,6 +184,20 @@ class Counting:
         whole = Choice(holds, Call("int", (count,), INT, cast=True), _NONE, INT)
         return self._r.kept(whole, "fr_rounds")
 
+    def round(self) -> Expression | None:
+        """How many rounds are behind, of the counter; None where that is counted."""
+        if self.count is None or self._end is None or not isinstance(self._end.left, Name):
+            return None
+        counter = self._end.left
+        step = self._literal(self._step[counter.name][1])
+        if not step:
+            return None
+        first = self._first[counter.name]
+        behind = counter if constant(first) == 0 else sub(counter, first)
+        if step != 1:
+            behind = div(behind, Literal(str(step), INT))
+        return behind if behind.type == INT else Call("int", (behind,), INT, cast=True)
+
     @property
     def _end_is_header(self) -> bool:
         return self._loop.kind in ("for", "while")
@@ -190,7 +205,7 @@ class Counting:
     def _most(self) -> int | None:
         """A number of rounds that is never exceeded."""
         if self.is_told:
-            return constant(self._r.tape.trips[self.name])
+            return constant(self._tape.trips[self.name])
         for place, assigns in self._assigns.items():
             (s, *more) = assigns
             by = constant(s.value)
@@ -216,11 +231,11 @@ class Counting:
     @property
     def is_told(self) -> bool:
         """Whether its user has said how many rounds there are at most."""
-        return self.name in self._r.tape.trips
+        return self.name in self._tape.trips
 
     def _literal(self, e: Expression) -> int | None:
         """An integer that the text says."""
-        found = self._r.tape.size(e)
+        found = self._tape.size(e)
         return None if found is None else constant(found)
 
     def bound(self) -> Expression:
@@ -230,7 +245,7 @@ class Counting:
             DialectError: there is none; asks for one.
         """
         if self.is_told:
-            return self._r.tape.trips[self.name]
+            return self._tape.trips[self.name]
         if self.most is not None:
             return Literal(str(self.most), INT)
         made = self._bounded()
@@ -250,10 +265,9 @@ class Counting:
         counter = self._end.left
         if not isinstance(counter, Name):
             return None
-        tape = self._r.tape
         operator, step = self._step[counter.name]
-        first = tape.least(self._first[counter.name])
-        end, by = tape.size(self._end.right), tape.size(step)
+        first = self._tape.least(self._first[counter.name])
+        end, by = self._tape.size(self._end.right), self._tape.size(step)
         if operator != "+=" or first is None or end is None:
             return None
         distance = end if first == _NONE else sub(end, first)

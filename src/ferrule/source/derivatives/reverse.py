@@ -112,7 +112,10 @@ class _Reverse(Rounds, Pulls):
         super().__init__(wanted.real, used_in(body) | names | {"fr_tape"}, changed)
         self.kernel, self._wanted, self.body = wanted.kernel, wanted, body
         self.activity = Activity(body, wanted.gradients)
-        self.tape = Tape(self, body, wanted.trips, wanted.sizes)
+        one = Literal("1", INT)
+        self.tape = Tape(
+            self, body, wanted.trips, wanted.sizes, all(size == one for size in wanted.grid[1:])
+        )
         self.uniform = Uniform(body, wanted.threadgroup)
         self.variables = _variables(body)
         self._widths: set[int] = set()

@@ -100,7 +100,7 @@ class Rounds(Pulls):
         if s.start and isinstance(s.start[0], Assign):
             frame.forward.append(s.start[0])
             s = replace(s, start=())
-        counting = Counting(self, s)
+        counting = Counting(self, self.tape, s)
         holder = Holder()
         frame.forward.append(holder)
         inner = Frame()
@@ -154,7 +154,7 @@ class _Restoring:
         self._saves: Statements = []  # at the start of a forward round
         self._before: Statements = []  # in front of the reversed loop
         self._k = Name(rounds.fresh("fr_k"), INT)
-        self._count = Name(rounds.fresh("fr_rounds"), INT)
+        self._count: Expression = p.counting.round() or Name(rounds.fresh("fr_rounds"), INT)
         self._taped: list[Name | Array] = []
         self._line = p.loop.line
         self._limit: Expression | None = None  # where its user has said it
@@ -222,9 +222,12 @@ class _Restoring:
         """How many rounds there were, and the forward loop."""
         p = self._p
         plain = _plain(p.loop)
-        if p.counting.count is not None and not self._saves:
-            p.holder.inside.append(plain)
+        told = p.counting.round() is not None
+        if p.counting.count is not None and (told or not self._saves):
+            p.holder.inside.append(replace(plain, body=(*self._saves, *plain.body)))
             return p.counting.count
+        if not isinstance(self._count, Name):
+            raise TypeError(self._count)
         self._forward([Declare(self._line, self._count, NONE)])
         saves = tuple(self._saves)
         if self._limit is not None:
@@ -353,7 +356,7 @@ class _Restoring:
     def _tape_each(self, variables, begins, width, begin, place) -> None:  # type: ignore[no-untyped-def]
         r = self._r
 
-        def row(round_: Name, at: Expression, j: Expression | None) -> Element:
+        def row(round_: Expression, at: Expression, j: Expression | None) -> Element:
             number = add(add(begin, mul(round_, width)), at)
             made: Element = place(number if j is None else add(number, j))
             return made
@@ -375,7 +378,7 @@ class _Restoring:
                 (self._saves, self._count, True), (self._first, self._k, False),
             ):  # fmt: skip
 
-                def each(j: Name, round_: Name = round_, saving: bool = saving) -> Statements:
+                def each(j: Name, round_: Expression = round_, saving: bool = saving) -> Statements:
                     spot = row(round_, at, j)  # noqa: B023
                     mine = _at(v, j)  # noqa: B023
                     if saving:

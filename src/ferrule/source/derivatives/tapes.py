@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from .activity import statements
-from .liveness import assigned_in, elements_of
+from .liveness import assigned_in, elements_in, expressions_of
 from .nodes import (
     INT,
     LONG,
@@ -24,6 +25,7 @@ from .nodes import (
     Statement,
 )
 from .partials import add, mul
+from .printing import expression
 
 if TYPE_CHECKING:
     from .frames import Frames
@@ -53,7 +55,13 @@ class Segment(NamedTuple):
 class Tape:
     """The device memory that keeps what loops need when they are reversed.
 
+    Args:
+        body: as it was read.
+        sizes: what integers are known before the call, in the rule's names.
+        flat: whether all threads lie along x.
+
     Attributes:
+        trips: by variable that counts a loop, the most rounds of it that its user has said.
         segments: of the loops, one behind the other.
     """
 
@@ -63,7 +71,9 @@ class Tape:
         body: Block,
         trips: Mapping[str, Expression],
         sizes: Mapping[str, Expression],
+        flat: bool,
     ) -> None:
+        self._flat = flat
         self.trips, self._sizes = trips, sizes
         self._values = {
             s.variable.name: s.value
@@ -74,7 +84,9 @@ class Tape:
             self._values.pop(name, None)
         self.segments: list[Segment] = []
         self.array = Array(TAPE, "device", frames.real)
-        self._thread = Name(frames.fresh("fr_thread"), LONG)
+        at = Name("thread_position_in_grid", UINT._replace(lanes=3))
+        named = Name(frames.fresh("fr_thread"), LONG)
+        self._thread: Expression = Lanes(at, "x", UINT) if flat else named
         self._threads = Name(frames.fresh("fr_threads"), LONG)
 
     def reserve(self, segment: Segment) -> Expression:
@@ -114,12 +126,14 @@ class Tape:
 
     def place(self, row: Expression) -> Element:
         """The number of this thread in a row: neighbours lie side by side."""
-        index = Binary("+", mul(row, self._threads), self._thread, LONG)
-        return Element(self.array, (index,), self.array.element)
+        at = "" if row == Literal("0", INT) else f" + {expression(mul(_long(row), self._threads))}"
+        array = replace(self.array, name=f"({TAPE}{at})") if at else self.array
+        return Element(array, (self._thread,), self.array.element)
 
     def start(self, made: Block) -> tuple[Statement, ...]:
         """What numbers the threads, if the tape is used."""
-        if not any(elements_of(made, TAPE)):
+        named = (e for s in statements(made) for x in expressions_of(s) for e in elements_in(x))
+        if not any(TAPE in e.array.name for e in named):
             return ()
         vector = UINT._replace(lanes=3)
         at, size = Name("thread_position_in_grid", vector), Name("threads_per_grid", vector)
@@ -127,6 +141,8 @@ class Tape:
         def lane(of: Name, letter: str) -> Expression:
             return _long(Lanes(of, letter, UINT))
 
+        if self._flat:
+            return (Declare(1, self._threads, lane(size, "x"), True),)
         inner = add(lane(at, "y"), mul(lane(size, "y"), lane(at, "z")))
         thread = add(lane(at, "x"), mul(lane(size, "x"), inner))
         threads = mul(mul(lane(size, "x"), lane(size, "y")), lane(size, "z"))

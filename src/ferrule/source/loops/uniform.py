@@ -366,7 +366,8 @@ class Uniformity:
         body, rounds = part(statement, "body"), [initial_value(d) for d in declarators(start)]
         if jumps_out(statement) or not all(map(self.of, [condition, *rounds])):
             return False
-        counted = any(True for _ in kinds(condition, "number_literal"))
+        computed = any(True for v in rounds if v is not None for _ in kinds(v, "identifier"))
+        counted = not computed and any(True for _ in kinds(condition, "number_literal"))
         if counted or any(True for _ in kinds(body, *LOOPS)) or ordered(self.body, statement):
             return False
         # An index may have a name in the loop, of which nothing is known before it is split.
