@@ -42,7 +42,7 @@ from .owners import Owners
 from .partials import ZERO, neg
 from .places import Places
 from .pulls import Pull, Pulls
-from .rounds import Rounds
+from .rounds import Rounds, extreme_of
 from .shared import adding, barrier, cleared, with_barriers
 from .tapes import Tape
 from .uniform import Uniform
@@ -118,6 +118,7 @@ class _Reverse(Rounds, Pulls):
         )
         self.uniform = Uniform(body, wanted.threadgroup)
         self.variables = _variables(body)
+        self.extremes = {}
         self._widths: set[int] = set()
         self._stores: dict[str, str] = {}
         places = Places(
@@ -348,6 +349,10 @@ class _Reverse(Rounds, Pulls):
             self.frame.forward.append(s)
             self.undone_by(list)
             return
+        final = self.extremes.get(name)
+        if final is not None:
+            self._assign_extreme(s, final)
+            return
         value, pull = self._value_of(s)
         place = self._stable(place)
         compound = s.operator in ("+=", "-=")
@@ -357,6 +362,24 @@ class _Reverse(Rounds, Pulls):
             self.undone_by(lambda: self._undo_sum(s.operator, pull, place))
         else:
             self.undone_by(lambda: self._undo_assign(pull, place))
+
+    def _assign_extreme(self, s: Assign, final: Name) -> None:
+        """``m = max(m, x[i])``, where it is known what m will be: the first that is that takes all
+        of its cotangent."""
+        other = extreme_of(s)
+        if other is None:
+            raise TypeError(s)
+        value, pull = self.follow(other)
+        value = self.kept(value)
+        self.frame.forward.append(s)
+        holds = Binary("==", value, final, BOOL)
+
+        def undo() -> Statements:
+            if name_of(s.place) not in self.touched:
+                return []
+            return [If(s.line, holds, tuple(self._undo_assign(pull, s.place)))]
+
+        self.undone_by(undo)
 
     def _value_of(self, s: Assign) -> tuple[Expression, Pull | None]:
         if s.operator in ("=", "+=", "-="):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import DialectError
-from .activity import statements
+from .activity import base, statements
 from .counting import Counting, constant
 from .frames import Frame, Holder, Statements, Undo, flattened, undone
 from .jumps import ENDS, RETURNS, leaves, straightened
@@ -42,6 +42,7 @@ from .pulls import Pulls, meets
 from .tapes import IN_REGISTERS, Segment, Tape
 from .threadgroup import rewritten
 from .uniform import Uniform, rounds_agree
+from .unused import names_in
 
 ONE, NONE = Literal("1", INT), Literal("0", INT)
 
@@ -58,6 +59,7 @@ class _Pass:
         depth: how many branches are around it.
         later: what is assigned behind it in the frame.
         changed: what it assigns.
+        extremes: of its variables, as in `Rounds`.
     """
 
     loop: Loop
@@ -67,6 +69,7 @@ class _Pass:
     depth: int
     later: set[str]
     changed: set[str]
+    extremes: dict[str, Name]
 
 
 class Rounds(Pulls):
@@ -77,12 +80,15 @@ class Rounds(Pulls):
         uniform: what is the same for all lanes.
         variables: what the body declares, by name.
         body: all of it, as it was read.
+        extremes: in a loop, variables that are the largest of what arrays hold, and a name for each
+            behind the loop.
     """
 
     tape: Tape
     uniform: Uniform
     variables: dict[str, Name | Array]
     body: Block
+    extremes: dict[str, Name]
 
     def run(self, body: Block) -> None:
         """Statements of the present frame."""
@@ -108,13 +114,32 @@ class Rounds(Pulls):
         self.fixed = fixed | counting.fixed
         self.frames.append(inner)
         inner.own |= {d.variable.name for d in s.start if isinstance(d, Declare)}
+        extremes = self._extremes_of(s)
+        before, self.extremes = self.extremes, {**self.extremes, **extremes}
         self.run(straightened(s.body, ENDS, self._refuse_in_round))
         self.frames.pop()
-        self.fixed = fixed
+        self.fixed, self.extremes = fixed, before
+        for name, final in extremes.items():
+            self.declare(Declare(s.line, final, Name(name, final.type), constant=True))
         changed = assigned_in((*s.update, *s.body))
         later = set().union(*frame.later)
-        made = _Pass(s, inner, holder, counting, frame.depth, later, changed)
+        made = _Pass(s, inner, holder, counting, frame.depth, later, changed, extremes)
         self.undone_by(lambda: self._reversed(made))
+
+    def _extremes_of(self, s: Loop) -> dict[str, Name]:
+        """By variable that a loop only lets be the largest, or least, of what arrays hold: a name
+        for what it is behind the loop, which says in each round whether it was that one."""
+        found: dict[str, Name] = {}
+        for a in s.body:
+            if not isinstance(a, Assign) or not isinstance(a.place, Name) or a.operator != "=":
+                continue
+            v = a.place
+            if extreme_of(a) is None or v.type.lanes > 1:
+                continue
+            named = [n for x in statements(s.body) for e in expressions_of(x) for n in names_in(e)]
+            if named.count(v.name) == 2 and v.name not in self.extremes:
+                found[v.name] = Name(self.fresh(f"{v.name}_found"), v.type)
+        return found
 
     def _refuse_in_round(self, line: int, what: str, instead: str) -> DialectError:
         self.line = line
@@ -405,6 +430,7 @@ class _Restoring:
         others = {v.name for v in p.counting.computed} - p.counting.fixed
         if others & set(self._live):
             return None
+        taken = {self._r.adjoint(Name(v, final.type)).name for v, final in p.extremes.items()}
         declared = {
             _name_of_declared(d)
             for d in statements(self._round)
@@ -422,6 +448,8 @@ class _Restoring:
                 name = place.array.name if isinstance(place, Element) else _name(place)
                 if name in declared or (isinstance(s, Assign) and s.operator in ("+=", "-=")):
                     continue
+                if name in taken:
+                    continue
                 return None
         return header
 
@@ -430,6 +458,21 @@ class _Restoring:
 
     def _is_uniform(self) -> bool:
         return rounds_agree(self._r.uniform, self._p.loop)
+
+
+def extreme_of(s: Assign) -> Expression | None:
+    """What a statement lets a variable be no less, or no more, than: ``m = max(m, x[i])``; None of
+    others, and of what is computed, which need not have the same bits when it is computed again."""
+    value = s.value
+    if not isinstance(value, Call) or base(value.name) not in ("max", "min", "fmax", "fmin"):
+        return None
+    others = [a for a in value.arguments if a != s.place]
+    if len(value.arguments) != 2 or len(others) != 1 or value.type != s.place.type:
+        return None
+    plain = others[0]
+    while isinstance(plain, Call) and plain.cast:
+        plain = plain.arguments[0]
+    return others[0] if isinstance(plain, Element) and plain.array.space == "device" else None
 
 
 def _acts(back: Iterable[Statement]) -> bool:

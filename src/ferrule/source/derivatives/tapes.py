@@ -85,8 +85,8 @@ class Tape:
         self.segments: list[Segment] = []
         self.array = Array(TAPE, "device", frames.real)
         at = Name("thread_position_in_grid", UINT._replace(lanes=3))
-        named = Name(frames.fresh("fr_thread"), LONG)
-        self._thread: Expression = Lanes(at, "x", UINT) if flat else named
+        self._named = Name(frames.fresh("fr_thread"), LONG)
+        self._thread: Expression = Lanes(at, "x", UINT) if flat else self._named
         self._threads = Name(frames.fresh("fr_threads"), LONG)
 
     def reserve(self, segment: Segment) -> Expression:
@@ -146,7 +146,7 @@ class Tape:
         inner = add(lane(at, "y"), mul(lane(size, "y"), lane(at, "z")))
         thread = add(lane(at, "x"), mul(lane(size, "x"), inner))
         threads = mul(mul(lane(size, "x"), lane(size, "y")), lane(size, "z"))
-        return Declare(1, self._thread, thread, True), Declare(1, self._threads, threads, True)
+        return Declare(1, self._named, thread, True), Declare(1, self._threads, threads, True)
 
 
 def _long(e: Expression) -> Expression:
