@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from .nodes import (
     BOOL,
     LETTERS,
+    RANKS,
     Array,
     Assign,
     Binary,
@@ -166,9 +167,14 @@ class Frames:
 
     def named(self, e: Expression, name: str) -> Name:
         """A new variable that holds a value from now on."""
-        variable = Name(name, e.type)
-        self.declare(Declare(self.line, variable, e, constant=True, deduced=True))
+        kind = self.spelled(e.type)
+        variable = Name(name, kind)
+        self.declare(Declare(self.line, variable, e, constant=True, deduced=kind.name not in RANKS))
         return variable
+
+    def spelled(self, kind: Type) -> Type:
+        """A type of which variables are declared: of a float, one that is wide enough."""
+        return kind._replace(name=self.real.name) if kind.name == "float" else kind
 
     def declare(self, s: Declare) -> None:
         """Declare a variable: one of a branch in front of the frame."""
@@ -176,10 +182,9 @@ class Frames:
         if not self.frame.depth:
             self.frame.forward.append(s)
             return
-        kind = s.variable.type
-        if s.deduced and kind.name == "float":  # may be wider
-            kind = kind._replace(name=self.real.name)
-        variable = replace(s.variable, type=kind)
+        variable = s.variable
+        if s.deduced:
+            variable = replace(variable, type=self.spelled(variable.type))
         self.frame.hoisted.append(Declare(s.line, variable, None))
         if s.value is not None:
             self.frame.forward.append(Assign(s.line, variable, "=", s.value))
