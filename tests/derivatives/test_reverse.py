@@ -368,3 +368,21 @@ def test_refusals(what: str) -> None:
     )
     with pytest.raises(DialectError, match=message):
         op.derive_vjp()
+
+
+@pytest.mark.parametrize("name", ["rows", "vectors", "lanes", "added atomically"])
+def test_second_derivatives(name: str) -> None:
+    body = BODIES[name]
+    op = declared(f"{name} twice", body)
+    op.derive_vjp().derive_vjp()
+    numbers = NUMBERS.get(name, ())
+    primals, _ = drawn(body)
+
+    def second(function: Callable[..., Any], xs: Any) -> Any:
+        first = torch.autograd.grad((function(*xs) ** 2).sum(), xs, create_graph=True)
+        return torch.autograd.grad(sum((g * g).sum() for g in first), xs)
+
+    given = second(lambda *xs: op(*xs, *numbers), [x.clone().requires_grad_() for x in primals])
+    wanted = second(body.twin, [x.double().requires_grad_() for x in primals])
+    for one, other in zip(given, wanted, strict=True):
+        assert_close(one, other)

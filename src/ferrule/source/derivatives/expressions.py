@@ -270,7 +270,8 @@ class Expressions(Names):
 
     def _cast_pointer(self, node: Node) -> Pointer | None:
         pointer = self.pointer(part(node, "value"))
-        to = type_named(self.tree.text(field(node, "type")).replace("*", ""), self.types)
+        named = self.tree.text(field(node, "type")).replace("*", "")
+        to = type_named(re.sub(r"\batomic<(.*)>", r"\1", named), self.types)
         if pointer is None or to == pointer.array.element:
             return pointer
         raise self.refuse(node, "a pointer of another type", "read elements as they are.")

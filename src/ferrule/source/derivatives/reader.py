@@ -36,6 +36,7 @@ from ..syntax import (
 from .functions import Functions
 from .names import Meaning, PointerVariable
 from .nodes import (
+    ADD,
     INT,
     LONG,
     UINT,
@@ -300,7 +301,9 @@ class _Reader(Functions):
         """A call for what it does."""
         name, line = callee(self.tree, node).rsplit("::", 1)[-1], self.line(node)
         own = self.function_named(name.split("<")[0])
-        if own:
+        if name == ADD:
+            self._atomic(node, name)
+        elif own:
             self.inlined(node, own, name)
         elif name.startswith("atomic_fetch_add"):
             self._atomic(node, name)
@@ -319,7 +322,8 @@ class _Reader(Functions):
             raise self.refuse(node, "this atomic", "add to an element of an output.")
         index = pointer.position
         element = Element(pointer.array, (index,), pointer.array.element)
-        self.made.append(AtomicAdd(self.line(node), element, self.expression(value), name))
+        cast = "(" in self.tree.text(place).partition("&")[0]
+        self.made.append(AtomicAdd(self.line(node), element, self.expression(value), name, cast))
 
     # -- declarations ------------------------------------------------------------------------------
 
