@@ -110,12 +110,16 @@ LANES = {
 }
 
 
-@pytest.mark.parametrize("call", LANES)
-def test_lanes(call: str) -> None:
-    op = ferrule.op(
+def lanes_op(call: str) -> ferrule.Op:
+    return ferrule.op(
         "lanes", "x[N]:float32 -> y[N]:float32", grid="N", threadgroup=32,
         metal=SIMD + f"float v = x[i] * x[i];\ny[i] = {call};",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("call", LANES)
+def test_lanes(call: str) -> None:
+    op = lanes_op(call)
     op.derive_vjp()
     matrix = torch.tensor(
         [[LANES[call](i, j) for j in range(32)] for i in range(32)], dtype=torch.float64
