@@ -48,8 +48,16 @@ class Pulls(Frames):
     kernel: str
     activity: Activity
 
-    def add_gradient(self, place: Element, cotangent: Expression) -> Statements:
-        """Add to the gradient of an element of an input."""
+    def add_gradient(self, place: Element, cotangent: Expression, together: bool) -> Statements:
+        """Add to the gradient of an element of an input.
+
+        Args:
+            together: all lanes of a simdgroup do so at once, for one element.
+        """
+        raise NotImplementedError
+
+    def meets_at(self, e: Element) -> bool:
+        """Whether all lanes of a simdgroup are here at once, and read one element."""
         raise NotImplementedError
 
     def add_shared(self, place: Element, cotangent: Expression) -> Statements:
@@ -95,13 +103,14 @@ class Pulls(Frames):
         return e if self.stays(e) and is_short(e) else self.kept(e, "fr_index")
 
     def _element(self, e: Element) -> Followed:
+        together = e.array.space == "device" and self.meets_at(e)
         e = self.place(e)
-        return e, lambda c: self.into(e, c)
+        return e, lambda c: self._into(e, c, together)
 
-    def into(self, e: Element, cotangent: Expression) -> Statements:
+    def _into(self, e: Element, cotangent: Expression, together: bool) -> Statements:
         """Add to the adjoint of an element."""
         if e.array.space == "device":
-            return self.add_gradient(e, cotangent)
+            return self.add_gradient(e, cotangent, together)
         if e.array.space == "threadgroup":
             return self.add_shared(self.adjoint_of(e), cotangent)
         return [Assign(self.line, self.adjoint_of(e), "+=", cotangent)]

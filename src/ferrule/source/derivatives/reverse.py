@@ -24,6 +24,7 @@ from .nodes import (
     AtomicAdd,
     Binary,
     Block,
+    Call,
     Declare,
     DeclareArray,
     Effect,
@@ -118,7 +119,7 @@ class _Reverse(Rounds, Pulls):
         )
         self.uniform = Uniform(body, wanted.threadgroup)
         self.variables = _variables(body)
-        self.extremes = {}
+        self.extremes, self.alike = {}, True
         self._widths: set[int] = set()
         self._stores: dict[str, str] = {}
         places = Places(
@@ -140,7 +141,7 @@ class _Reverse(Rounds, Pulls):
         for name, variable in self._wanted.scalars.items():
             if name in frame.adjoints:
                 place = Element(self._wanted.gradients[name], (Literal("0", INT),), self.real)
-                reverse += self._atomic(place, self.adjoint(variable))
+                reverse += self._atomic(place, self.adjoint(variable), True)
                 self._stores[name] = "atomic, because all threads read it"
         adjoints = list(frame.adjoints.values())
         shared = [s for s in adjoints if isinstance(s, DeclareArray) and s.array.space != "thread"]
@@ -201,7 +202,11 @@ class _Reverse(Rounds, Pulls):
                 "store each once, at an index of the thread's position and the rule's sizes.",
             )
 
-    def add_gradient(self, place: Element, cotangent: Expression) -> Statements:
+    def meets_at(self, e: Element) -> bool:
+        """Whether all lanes of a simdgroup are here at once, and read one element."""
+        return self.alike and all(map(self.uniform.of, e.indices))
+
+    def add_gradient(self, place: Element, cotangent: Expression, together: bool) -> Statements:
         """Add to the gradient of an element of an input."""
         name = place.array.name
         if name not in self._wanted.gradients:
@@ -215,14 +220,18 @@ class _Reverse(Rounds, Pulls):
             once = owners.single()
             return [Assign(self.line, gradient, "=" if once else "+=", cotangent)]
         self._stores[name] = f"atomic, because {why}"
-        return self._atomic(gradient, cotangent)
+        return self._atomic(gradient, cotangent, together)
 
-    def _atomic(self, gradient: Element, cotangent: Expression) -> Statements:
+    def _atomic(self, gradient: Element, cotangent: Expression, together: bool) -> Statements:
         """What is nothing is not added: its index may lie outside."""
         out: Statements = []
         c = self.shared(cotangent, out)
-        add = AtomicAdd(self.line, gradient, c, cast=True)
-        return [*out, If(self.line, Binary("!=", c, ZERO, BOOL), (add,))]
+        if together:
+            c = self.shared(Call("simd_sum", (c,), c.type), out)
+        holds = Binary("!=", c, ZERO, BOOL)
+        if together:
+            holds = Binary("&&", Call("simd_is_first", (), BOOL), holds, BOOL)
+        return [*out, If(self.line, holds, (AtomicAdd(self.line, gradient, c, cast=True),))]
 
     def add_shared(self, place: Element, cotangent: Expression) -> Statements:
         """Add to the adjoint of an element of threadgroup memory."""
@@ -421,7 +430,9 @@ class _Reverse(Rounds, Pulls):
             outer = frame.forward, frame.undos
             frame.forward, frame.undos = [], []
             frame.depth += 1
+            alike, self.alike = self.alike, self.alike and self.uniform.of(s.condition)
             self._block(part)
+            self.alike = alike
             frame.depth -= 1
             branches.append((frame.forward, frame.undos))
             frame.forward, frame.undos = outer

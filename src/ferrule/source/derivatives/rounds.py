@@ -82,6 +82,7 @@ class Rounds(Pulls):
         body: all of it, as it was read.
         extremes: in a loop, variables that are the largest of what arrays hold, and a name for each
             behind the loop.
+        alike: all lanes of a simdgroup make the present statement together.
     """
 
     tape: Tape
@@ -89,6 +90,7 @@ class Rounds(Pulls):
     variables: dict[str, Name | Array]
     body: Block
     extremes: dict[str, Name]
+    alike: bool
 
     def run(self, body: Block) -> None:
         """Statements of the present frame."""
@@ -116,7 +118,9 @@ class Rounds(Pulls):
         inner.own |= {d.variable.name for d in s.start if isinstance(d, Declare)}
         extremes = self._extremes_of(s)
         before, self.extremes = self.extremes, {**self.extremes, **extremes}
+        alike, self.alike = self.alike, self.alike and rounds_agree(self.uniform, s)
         self.run(straightened(s.body, ENDS, self._refuse_in_round))
+        self.alike = alike
         self.frames.pop()
         self.fixed, self.extremes = fixed, before
         for name, final in extremes.items():
