@@ -1,4 +1,4 @@
-"""Tangents of mlx-lm's recurrent kernels, from their text as it is installed."""
+"""Tangents and gradients of mlx-lm's recurrent kernels, from their text as it is installed."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def close(given: Any, wanted: Any) -> None:
         assert error < 5e-6, float(error)
 
 
+def gradients(twin: Any, primals: Any, cotangents: Any) -> Any:
+    wide = [x.double().requires_grad_() for x in primals]
+    return torch.autograd.grad(twin(*wide), wide, [c.double() for c in cotangents])
+
+
 def test_gated_delta_rule(texts: dict[str, str]) -> None:
     op = ferrule.op(
         "gated_delta",
@@ -82,6 +87,9 @@ def test_gated_delta_rule(texts: dict[str, str]) -> None:
     wide = [tuple(x.double() for x in xs) for xs in (primals, tangents)]
     wanted = torch.func.jvp(twin, *wide)[1]
     close(derived(*primals, length, *tangents), wanted)
+    cotangents = draw()[2], draw()[5]
+    given = op.derive_vjp()(*primals, length, *cotangents)
+    close(given[:6], gradients(twin, primals, cotangents))
 
 
 def test_ssm_update(texts: dict[str, str]) -> None:
@@ -118,3 +126,6 @@ def test_ssm_update(texts: dict[str, str]) -> None:
     wide = [tuple(each.double() for each in xs) for xs in (primals, tangents)]
     wanted = torch.func.jvp(twin, *wide)[1]
     close(derived(*primals, *tangents), wanted)
+    cotangents = draw()[0], draw()[6]
+    given = op.derive_vjp()(*primals, *cotangents)
+    close(given, gradients(twin, primals, cotangents))
