@@ -224,13 +224,15 @@ class _Sizes:
 
         kind = _type_of(real, {})
         types = _types(self._op.rule, body)
+        grid, group = (
+            [self._node(e) for e in axes] for axes in (body.grid, body.threadgroup)
+        )  # may add sizes
         sizes = dict(self._known)
         for name, value in body.template:
             if isinstance(value, Expression):
                 sizes[name] = self._node(value)
             elif isinstance(value, int):
                 sizes[name] = self._node(Expression(("int", int(value))))
-        grid, group = ([self._node(e) for e in axes] for axes in (body.grid, body.threadgroup))
         return Wanted(
             kernel=body.kernel.name,
             gradients={n: Array(a.name, "device", kind) for n, a in gradients.items()},
@@ -252,6 +254,13 @@ class _Sizes:
 
     def numbers(self, body: KernelBody, tape: Tape) -> str:
         """How many numbers a tape holds, as the rule says it."""
+        for axis in body.grid:
+            if "device" in str(axis):
+                raise KernelError(
+                    f"[op] `derive_vjp` of op {self._op.name!r}: a loop keeps something of each "
+                    f"thread, and how many there are, {axis}, depends on the device; declare "
+                    "bodies for devices by `when`, or the derivative by hand."
+                )
         rows = " + ".join(_product(_shown(s.rounds), _shown(s.width)) for s in tape.segments)
         return _product(rows, *map(str, body.grid))
 
@@ -372,7 +381,7 @@ def differentiated(op: Declared, what: str, wrt: Collection[str] | None) -> froz
     Raises:
         KernelError: one has no derivative.
     """
-    real = [a.name for a in op.rule.inputs if is_real(a)]
+    real = [a.name for a in op.rule.inputs if is_real(a) and _may_be_float(op, a)]
     names = real if wrt is None else [wrt] if isinstance(wrt, str) else list(wrt)
     for name in names:
         if name not in real:
@@ -381,6 +390,12 @@ def differentiated(op: Declared, what: str, wrt: Collection[str] | None) -> froz
                 f"inputs that have a derivative: {', '.join(real)}."
             )
     return frozenset(names)
+
+
+def _may_be_float(op: Declared, a: Argument) -> bool:
+    """Whether a dtype variable may be a float."""
+    choices = op.rule.choices.get(a.dtype)
+    return choices is None or any(dtypes.BY_NAME[name].kind == "f" for name in choices)
 
 
 def _tangent(a: Argument) -> Argument:

@@ -123,7 +123,7 @@ class _Forward:
 
     def _assign(self, s: Assign) -> None:
         place, name = s.place, name_of(s.place)
-        output = name in self._outputs
+        output = name in self._outputs or _is_output(place)
         if not place.type.floating or not (output or name in self._activity.names):
             if not output:
                 self._made.append(s)
@@ -329,6 +329,12 @@ class _Forward:
 
     def _refused(self, what: str, instead: str) -> DialectError:
         return refusal(self._kernel, "source", self._line, what, instead)
+
+
+def _is_output(place: Expression) -> bool:
+    while isinstance(place, Lanes):
+        place = place.of
+    return isinstance(place, Element) and place.array.written
 
 
 def _is_short(e: Expression) -> bool:

@@ -26,6 +26,7 @@ from .nodes import (
     Type,
     Unary,
     operands,
+    with_operands,
 )
 from .unused import names_in
 
@@ -115,6 +116,7 @@ class Frames:
         fixed: variables that nothing changes while the present frame runs, though they change.
         touched: what has adjoints that something was added to.
         now: what integers hold at the present statement, where that is known.
+        values: by variable that nothing changes, its value.
     """
 
     def __init__(self, real: Type, used: Iterable[str], changed: Iterable[str]) -> None:
@@ -123,6 +125,7 @@ class Frames:
         self.fixed: set[str] = set()
         self.touched: set[str] = set()
         self.now: dict[str, Expression] = {}
+        self.values: dict[str, Expression] = {}
         self.line = 1
         self._used, self._changed = set(used), set(changed)
         self._adjoints: dict[str, str] = {}
@@ -169,6 +172,8 @@ class Frames:
         """A new variable that holds a value from now on."""
         kind = self.spelled(e.type)
         variable = Name(name, kind)
+        if self.stays(e):
+            self.values[name] = e
         self.declare(Declare(self.line, variable, e, constant=True, deduced=kind.name not in RANKS))
         return variable
 
@@ -188,6 +193,14 @@ class Frames:
         self.frame.hoisted.append(Declare(s.line, variable, None))
         if s.value is not None:
             self.frame.forward.append(Assign(s.line, variable, "=", s.value))
+
+    def declare_array(self, s: DeclareArray) -> None:
+        """Declare an array: one of a branch in front of the frame."""
+        if not self.frame.depth:
+            self.frame.forward.append(s)
+            return
+        dims = tuple(map(self.written_out, s.array.dims))
+        self.frame.hoisted.append(replace(s, array=replace(s.array, dims=dims)))
 
     # -- adjoints ----------------------------------------------------------------------------------
 
@@ -209,7 +222,7 @@ class Frames:
         """The adjoints of an array's elements."""
         self.touched.add(array.name)
         name = self._adjoint_name(array.name)
-        dims = array.dims
+        dims = tuple(map(self.written_out, array.dims))
         made = Array(name, array.space, self.wide_type(array.element), dims)
         frame = self.frames[0] if array.space == "threadgroup" else self._owner(array.name)
         if array.name not in frame.adjoints:
@@ -229,6 +242,13 @@ class Frames:
 
     def _owner(self, name: str) -> Frame:
         return next((f for f in reversed(self.frames) if name in f.own), self.frames[0])
+
+    def written_out(self, e: Expression) -> Expression:
+        """An expression of what is there in front of the body: a size of an array that is declared
+        there."""
+        if isinstance(e, Name) and e.name in self.values:
+            return self.written_out(self.values[e.name])
+        return with_operands(e, [self.written_out(part) for part in operands(e)])
 
     # -- types -------------------------------------------------------------------------------------
 

@@ -14,6 +14,13 @@ from typing import NamedTuple
 from .places import AXES, Anything, Counter, Launch, Left, Part, Round, Site, Thread, is_size
 from .polynomials import Atom, Polynomial, atom, number
 
+
+class Group(NamedTuple):
+    """A sum that a condition says the end of, as one digit."""
+
+    value: Polynomial
+
+
 _Reading = tuple[tuple[object, Polynomial], ...]  # digits and strides, the largest first
 
 
@@ -142,7 +149,25 @@ class Owners:
         """The digits of an index."""
         return self._taken(site.index, site)
 
-    def _taken(self, index: Polynomial, site: Site) -> Digits | None:
+    def _grouped(self, index: Polynomial, site: Site) -> Polynomial:
+        """An index in which sums that conditions say the ends of are digits: of ``row * D + d``
+        with ``d = t + 64 * i`` and ``d < D``."""
+        for fact in site.facts:
+            whole = [a for a in fact.left.atoms if not is_size(atom(a))]
+            if fact.operator != "<" or len(whole) < 2 or not is_size(fact.right):
+                continue
+            inner, outer = fact.left.by(whole), index.by(whole)
+            if inner is None or outer is None or outer[0].keys() != inner[0].keys():
+                continue
+            stride = outer[0][whole[0]].divided(inner[0][whole[0]])
+            if stride is None or any(outer[0][a] != stride * inner[0][a] for a in whole):
+                continue
+            index = index - stride * fact.left + stride * atom(Group(fact.left))
+        return index
+
+    def _taken(self, index: Polynomial, site: Site, group: bool = True) -> Digits | None:
+        if group:
+            index = self._grouped(index, site)
         varying = [a for a in index.atoms if not is_size(atom(a))]
         if any(isinstance(a, Anything) for a in varying):
             return None
@@ -191,14 +216,18 @@ class Owners:
             if inner is not None:
                 told |= inner.told
             return ("counter", digit.start, digit.step), told
+        if isinstance(digit, Group):
+            inner = self._taken(digit.value, site, group=False)
+            return digit, told if inner is None else told | inner.told
         return "round" if isinstance(digit, Round) else digit, told
 
     def _ends(self, digit: Atom, site: Site) -> list[Polynomial]:
         """What a digit is less than."""
+        value = digit.value if isinstance(digit, Group) else atom(digit)
         found = [
             fact.right
             for fact in site.facts
-            if fact.operator == "<" and fact.left.atom == digit and is_size(fact.right)
+            if fact.operator == "<" and fact.left == value and is_size(fact.right)
         ]
         launch = self._launch
         end: Polynomial | None = None

@@ -115,10 +115,15 @@ class _Reverse(Rounds, Pulls):
         self.activity = Activity(body, wanted.gradients)
         one = Literal("1", INT)
         self.tape = Tape(
-            self, body, wanted.trips, wanted.sizes, all(size == one for size in wanted.grid[1:])
+            self, wanted.trips, wanted.sizes, all(size == one for size in wanted.grid[1:])
         )
         self.uniform = Uniform(body, wanted.threadgroup)
         self.variables = _variables(body)
+        self.values |= {
+            s.variable.name: s.value
+            for s in statements(body)
+            if isinstance(s, Declare) and s.value is not None and s.variable.name not in changed
+        }
         self.extremes, self.alike = {}, True
         self._widths: set[int] = set()
         self._stores: dict[str, str] = {}
@@ -321,7 +326,7 @@ class _Reverse(Rounds, Pulls):
 
     def _declare_array(self, s: DeclareArray) -> None:
         self.frame.own.add(s.array.name)
-        (self.frame.hoisted if self.frame.depth else self.frame.forward).append(s)
+        self.declare_array(s)
         self.undone_by(list)
 
     def _add(self, s: AtomicAdd) -> None:

@@ -242,7 +242,7 @@ class _Restoring:
             if isinstance(s, Declare):
                 self._r.declare(s)
             elif isinstance(s, DeclareArray):
-                (frame.hoisted if p.depth else frame.forward).append(s)
+                self._r.declare_array(s)
             else:
                 frame.forward.append(s)
         frame.forward, frame.depth = outer

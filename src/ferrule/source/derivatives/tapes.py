@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from .activity import statements
-from .liveness import assigned_in, elements_in, expressions_of
+from .liveness import elements_in, expressions_of
 from .nodes import (
     INT,
     LONG,
@@ -56,7 +56,6 @@ class Tape:
     """The device memory that keeps what loops need when they are reversed.
 
     Args:
-        body: as it was read.
         sizes: what integers are known before the call, in the rule's names.
         flat: whether all threads lie along x.
 
@@ -68,20 +67,13 @@ class Tape:
     def __init__(
         self,
         frames: Frames,
-        body: Block,
         trips: Mapping[str, Expression],
         sizes: Mapping[str, Expression],
         flat: bool,
     ) -> None:
         self._flat = flat
         self.trips, self._sizes = trips, sizes
-        self._values = {
-            s.variable.name: s.value
-            for s in statements(body)
-            if isinstance(s, Declare) and s.value is not None
-        }
-        for name in assigned_in(body):
-            self._values.pop(name, None)
+        self._values = frames.values
         self.segments: list[Segment] = []
         self.array = Array(TAPE, "device", frames.real)
         at = Name("thread_position_in_grid", UINT._replace(lanes=3))
