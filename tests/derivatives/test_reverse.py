@@ -423,3 +423,15 @@ def test_second_derivatives(name: str) -> None:
     wanted = second(body.twin, [x.double().requires_grad_() for x in primals])
     for one, other in zip(given, wanted, strict=True):
         assert_close(one, other)
+
+
+def test_a_launch_of_an_output_s_size() -> None:
+    op = ferrule.op(
+        "squares", "x[N,M]:float32 -> y[N,M]:float32", metal=I + "y[i] = x[i] * x[i];",
+        grid="y.size", threadgroup="min(64, y.size)",
+    )  # fmt: skip
+    op.derive_vjp()
+    op.derive_jvp()
+    x = torch.randn(3, 5, requires_grad=True)
+    assert_close(torch.autograd.grad(op(x).sum(), x)[0], 2 * x.double())
+    assert_close(torch.func.jvp(op, (x,), (torch.ones_like(x),))[1], 2 * x.double())

@@ -57,7 +57,8 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
     def made(body: KernelBody) -> KernelBody:
         nodes = read(body.kernel, meanings(op, body))
         text = block(forward(body.kernel.name, nodes, inputs, stored))
-        return _like(body, f"{op.name}_jvp", rule, asked + text)
+        like = {a.name: f"{a.name}_tangent" for a in op.rule.declared}
+        return _like(body, f"{op.name}_jvp", rule, asked + text, like)
 
     return rule, list(map(made, bodies))
 
@@ -190,8 +191,9 @@ def vjp_of(
         (*op.rule.inputs, *cotangents.values()), tuple(outputs), op.rule.choices, tuple(conditions)
     )
     asked = "".join(f"(void)has_{a.name};\n" for a in op.rule.inputs if a.optional)
+    like = {name: a.name for name, a in cotangents.items()}
     return rule, [
-        _like(body, f"{op.name}_vjp", rule, asked + block(made.body), made.header)
+        _like(body, f"{op.name}_vjp", rule, asked + block(made.body), like, made.header)
         for body, made in derived
     ]
 
@@ -454,15 +456,32 @@ def _type_of(dtype: str, types: Mapping[str, Type]) -> Type:
     return types.get(dtype) or type_named(dtypes.BY_NAME[dtype].metal, {}) or Type(dtype)
 
 
+def _renamed(data: Any, arrays: Mapping[str, str]) -> Any:
+    """Expressions, as JSON, in which ``size`` and ``ndim`` are of other arrays."""
+    if not isinstance(data, (list, tuple)):
+        return data
+    if len(data) == 2 and data[0] in ("size", "ndim") and data[1] in arrays:
+        return [data[0], arrays[data[1]]]
+    return [_renamed(part, arrays) for part in data]
+
+
 def _like(
-    body: KernelBody, name: str, rule: Rule, source: str, header: str | None = None
+    body: KernelBody,
+    name: str,
+    rule: Rule,
+    source: str,
+    arrays: Mapping[str, str],
+    header: str | None = None,
 ) -> KernelBody:
     """A body with another text, launched as the one that it was made of.
 
     Args:
+        arrays: by output, the array that is like it, where the launch asks for its size.
         header: of one that adds to its outputs, whose elements begin as zeros.
     """
     data: dict[str, Any] = {**body.to_json(), "name": name, "source": source}
+    for key in ("grid", "threadgroup", "template", "shared_memory", "when"):
+        data[key] = _renamed(data[key], arrays)
     data["header"] = header or ""
     if header is not None:
         data |= {"atomic_outputs": False, "init_value": 0.0}
