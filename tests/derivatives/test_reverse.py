@@ -232,6 +232,15 @@ MORE = {
         ((3, 150),),
         {"grid": "R*64", "threadgroup": 64},
     ),
+    "a counter that goes on": Body(
+        "x[N]:float32 -> y[N]:float32",
+        I + "float h = x[i];\nint k = 0;\nfor (int t = 0; t < 2; ++t) {\n  int first = k;\n"
+        "  for (k = first; k < 2 * t + 2; ++k) h += x[i] * x[i] * (k + 1);\n}\n"
+        "int j = 0;\nfor (j = 3; j < 5; ++j) h = h * h * 0.1f + j;\ny[i] = h * j;",
+        lambda x: _going_on(x),
+        ((9,),),
+        {"grid": "N", "threadgroup": 4},
+    ),
     "copies that are changed": Body(
         "x[N,3]:float32 -> y[N]:float32",
         I + "float a[3], s = 1;\nfor (int k = 0; k < 3; ++k) a[k] = x[3 * i + k];\n"
@@ -270,6 +279,15 @@ def _guarded(x: Any) -> Any:
     sums = rows[:, 0] * 0.25 + rows[:, 1] * 0.5 + rows[:, 2]
     sums = torch.cat([sums[:, :22], rows[:, 0, 22:] * 0.5 + rows[:, 1, 22:]], 1)
     return x * sums.sum(1, keepdim=True)
+
+
+def _going_on(x: Any) -> Any:
+    h = x
+    for k in range(4):
+        h = h + x * x * (k + 1)
+    for j in (3, 4):
+        h = h * h * 0.1 + j
+    return h * 5
 
 
 def _changed(x: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import DialectError
-from .activity import base, statements
+from .activity import base, name_of, statements
 from .counting import Counting, constant
 from .frames import Frame, Holder, Statements, Undo, flattened, undone
 from .jumps import ENDS, RETURNS, leaves, straightened
@@ -106,9 +106,15 @@ class Rounds(Pulls):
             raise self.refused("a loop that returns", "break, and return behind it.")
         frame = self.frame
         if s.start and isinstance(s.start[0], Assign):
-            frame.forward.append(s.start[0])
+            start = s.start[0]
+            frame.forward.append(start)
+            self.now.pop(name_of(start.place), None)
+            if start.operator == "=" and isinstance(start.place, Name) and self.stays(start.value):
+                self.now[start.place.name] = start.value
             s = replace(s, start=())
         counting = Counting(self, self.tape, s)
+        for name in assigned_in((s,)):  # in other rounds it holds other values
+            self.now.pop(name, None)
         holder = Holder()
         frame.forward.append(holder)
         inner = Frame()
