@@ -409,7 +409,7 @@ REFUSED = {
     "a product of lanes": ("y[i] = simd_product(x[i]);", r"line 2: simd_product"),
     "an exchange": (
         "threadgroup float t[32];\nfloat h = 0;\nfor (int k = 0; k < 3; ++k) "
-        "{ h += t[(i + k) % 32] * x[i]; t[(i + 2 * k) % 32] = h; }\ny[i] = h;",
+        "{ h += t[(i + k) % 32] * x[i]; t[i] = h; }\ny[i] = h;",
         r"line 4: a loop that needs what the threadgroup array t held",
     ),
 }  # fmt: skip

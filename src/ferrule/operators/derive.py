@@ -297,13 +297,15 @@ def _product(*factors: str) -> str:
 
 def _shown(e: Node) -> str:
     """A node as the rule says it."""
-    from ..source.derivatives.nodes import Binary, Literal, Name
+    from ..source.derivatives.nodes import Binary, Call, Literal, Name
 
     if isinstance(e, Binary):
         operator = "//" if e.operator == "/" else e.operator
         return f"({_shown(e.left)} {operator} {_shown(e.right)})"
     if isinstance(e, Literal):
         return e.text.rstrip("uUlL")
+    if isinstance(e, Call):
+        return f"{e.name}({', '.join(map(_shown, e.arguments))})"
     if isinstance(e, Name):
         return e.name
     raise TypeError(e)

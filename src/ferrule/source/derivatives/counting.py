@@ -212,8 +212,9 @@ class Counting:
             halves = (s.operator == ">>=" and (by or 0) >= 1) or (
                 s.operator == "/=" and (by or 0) >= 2
             )
-            named = self._loop.condition is not None and place in names_in(self._loop.condition)
-            if halves and named and not more and any(s is u for u in self._loop.update):
+            condition = self._loop.condition
+            stops = condition is not None and _ends_at_zero(condition, place)
+            if halves and stops and not more and any(s is u for u in self._loop.update):
                 return _BITS.get(s.place.type.name)
         if self._end is None:
             return None
@@ -273,9 +274,11 @@ class Counting:
         distance = end if first == _NONE else sub(end, first)
         if self._end.operator == "<=":
             distance = add(distance, _ONE)
-        if by is None or by == _ONE:
+        if by is not None and by != _ONE:
+            distance = div(sub(add(distance, by), _ONE), by)
+        if isinstance(distance, (Name, Literal)):
             return distance
-        return div(sub(add(distance, by), _ONE), by)
+        return Call("max", (_NONE, distance), INT)
 
     def _header(self) -> Loop | None:
         """The loop as the author has written it, of values that are kept."""
@@ -291,6 +294,23 @@ class Counting:
         start = Declare(loop.line, counter, self._first[counter.name])
         update = Assign(loop.line, counter, operator, step)
         return Loop(loop.line, "for", (start,), self._end, (update,), ())
+
+
+def _ends_at_zero(condition: Expression, name: str) -> bool:
+    """Whether a loop ends where a variable is 0."""
+    if not isinstance(condition, Binary):
+        return False
+    left, right, operator = condition.left, condition.right, condition.operator
+    if operator == "&&":
+        return _ends_at_zero(left, name) or _ends_at_zero(right, name)
+    if isinstance(right, Name) and operator in _TURNED:
+        left, right, operator = right, left, _TURNED[operator]
+    least = constant(right)
+    if not isinstance(left, Name) or left.name != name or least is None:
+        return False
+    return (operator == ">" and least >= 0) or (operator == ">=" and least >= 1) or (
+        operator == "!=" and least == 0
+    )  # fmt: skip
 
 
 def constant(e: Expression) -> int | None:

@@ -132,7 +132,8 @@ class Expressions(Names):
                 b = self.expression(right)
             if more:
                 raise self.refuse(right, "a call behind && or ||", "call it before, or use if.")
-            return Binary(operator, a, b, BOOL)
+            lanes = max(a.type.lanes, b.type.lanes)
+            return Binary(operator, a, b, BOOL._replace(lanes=lanes))
         b = self.expression(right)
         both = common(a.type, b.type)
         if operator in COMPARISONS:
@@ -145,7 +146,8 @@ class Expressions(Names):
         value = self.expression(part(node, "argument"))
         if operator == "+":
             return value
-        return Unary(operator, value, BOOL if operator == "!" else value.type)
+        kind = BOOL._replace(lanes=value.type.lanes) if operator == "!" else value.type
+        return Unary(operator, value, kind)
 
     def _of_conditional_expression(self, node: Node) -> Expression:
         condition = self.expression(part(node, "condition"))

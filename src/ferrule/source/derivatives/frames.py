@@ -179,7 +179,9 @@ class Frames:
 
     def spelled(self, kind: Type) -> Type:
         """A type of which variables are declared: of a float, one that is wide enough."""
-        return kind._replace(name=self.real.name) if kind.name == "float" else kind
+        return (
+            kind._replace(name=self.real.name) if (kind.name, kind.lanes) == ("float", 1) else kind
+        )
 
     def declare(self, s: Declare) -> None:
         """Declare a variable: one of a branch in front of the frame."""

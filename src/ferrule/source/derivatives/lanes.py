@@ -44,17 +44,36 @@ class Transposed:
         self._lane = Name(f"thread_index_in_{width}group", UINT)
         self._lanes = Literal(f"{WIDTHS[width]}u", UINT)
 
-    def of(self, name: str, rest: Sequence[Expression], c: Expression) -> Expression:
+    def of(self, name: str, rest: Sequence[Expression], c: Expression, alike: bool) -> Expression:
         """The cotangent of the first argument.
 
         Args:
             name: without its width; one of those that `knows`.
             rest: the other arguments.
             c: the cotangent of the result.
+            alike: the other arguments are the same for all lanes.
         """
         c = self._frames.shared(c, self._out)
+        if not alike:
+            return self._of_shuffle(c, self._source(name, rest[0]))
         made: Expression = getattr(self, f"_of_{name}")(c, *rest)
         return made
+
+    def _source(self, name: str, by: Expression) -> Expression:
+        """The lane that a lane reads."""
+        lane = self._lane
+        ahead, behind = add(lane, by), sub(lane, by)
+        if name == "shuffle_xor":
+            return Binary("^", lane, by, UINT)
+        if name == "shuffle_down":
+            return Choice(less(ahead, self._lanes), ahead, lane, UINT)
+        if name == "shuffle_up":
+            return Choice(less(lane, by), lane, behind, UINT)
+        if name == "shuffle_rotate_down":
+            return self._around(ahead)
+        if name == "shuffle_rotate_up":
+            return self._around(sub(add(lane, self._lanes), by))
+        return by
 
     @classmethod
     def knows(cls, name: str) -> bool:

@@ -117,9 +117,31 @@ class Owners:
             for store, digits in known:
                 if not self._gives_way(fill, store, digits):
                     return f"lines {fill.line} and {store.line} may store to one element"
-        adds = [site for site in self._sites if site.mode == "add"]
-        if any(add.at < store.at for add in adds for store in stores):
-            return "it is added to before it is stored"
+        for add in (site for site in self._sites if site.mode == "add"):
+            for store in (site for site in self._sites if site.mode in ("write", "fill")):
+                if not _exclusive(add, store) and self._replaces(store, add):
+                    return f"lines {add.line} and {store.line} may store to one element"
+        return None
+
+    def _replaces(self, store: Site, add: Site) -> bool:
+        """Whether a store may replace what has been added."""
+        if add.at < store.at:
+            return True
+        digits = self._digits(store)
+        common = set(store.loops) & set(add.loops)
+        return bool(common) and (digits is None or not self._tells_rounds(digits, store))
+
+    def several(self) -> str | None:
+        """Why several threads of a threadgroup may store to one element at once; None where none
+        do."""
+        for site in self._sites:
+            if site.mode in ("write", "fill"):
+                digits = self._digits(site)
+                if digits is None:
+                    return f"line {site.line}: its index is not a sum of strides that are known"
+                missing = self._untold(digits.told, site, "thread")
+                if missing:
+                    return f"line {site.line}: its index does not tell {missing}"
         return None
 
     def _gives_way(self, fill: Site, store: Site, digits: Digits) -> bool:
@@ -262,12 +284,12 @@ class Owners:
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def _untold(self, told: Iterable[Atom], site: Site) -> str | None:
-        """Which position of the thread an index does not tell."""
+    def _untold(self, told: Iterable[Atom], site: Site, what: str = "grid") -> str | None:
+        """Which position of the thread, in the grid or its threadgroup, an index does not tell."""
         known = self._closed(set(told) | {a for a, _ in _equals(site)})
         for axis in AXES:
-            if Thread("grid", axis) not in known:
-                return f"thread_position_in_grid.{axis}"
+            if Thread(what, axis) not in known:
+                return f"thread_position_in_{'grid' if what == 'grid' else 'threadgroup'}.{axis}"
         return None
 
     def _closed(self, known: set[Atom]) -> set[Atom]:

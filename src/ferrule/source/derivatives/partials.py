@@ -78,16 +78,31 @@ def chosen(condition: Expression, yes: Expression, no: Expression, kind: Type) -
     return Call("select", (*both, condition), kind)
 
 
-def _shared(x: Sequence[Expression], wins: Expression) -> Partial:
-    """Of a maximum: 1 where it is this one, half of it where both are equal."""
-    a, b = x
-    return wins, chosen(equal(a, b), number(0.5), ONE, common(a.type, b.type))
+def both(a: Expression, b: Expression) -> Expression:
+    """Whether two conditions hold; of vectors lane by lane."""
+    return Binary("&&", a, b, BOOL._replace(lanes=max(a.type.lanes, b.type.lanes)))
+
+
+def _not(a: Expression) -> Expression:
+    return Unary("!", a, a.type)
+
+
+def _extreme(x: Sequence[Expression], largest: bool) -> Sequence[Partial]:
+    """Of a maximum: 1 where it is this one, half of it where both are equal; what is not a number
+    is none."""
+    out: list[Partial] = []
+    for mine, other in (x, x[::-1]):
+        loses = less(mine, other) if largest else less(other, mine)
+        wins = both(_not(loses), equal(mine, mine))
+        share = chosen(equal(mine, other), number(0.5), ONE, common(mine.type, other.type))
+        out.append((wins, share))
+    return out
 
 
 def _clamped(args: Sequence[Expression], r: Expression) -> Sequence[Partial]:
     x, low, high = args
     return [
-        (Binary("&&", at_most(low, x), at_most(x, high), BOOL), ONE),
+        (both(at_most(low, x), at_most(x, high)), ONE),
         (less(x, low), ONE),
         (less(high, x), ONE),
     ]
@@ -95,7 +110,7 @@ def _clamped(args: Sequence[Expression], r: Expression) -> Sequence[Partial]:
 
 def _pow(args: Sequence[Expression], r: Expression) -> Sequence[Partial]:
     a, b = args
-    of_a = (Unary("!", equal(b, ZERO), BOOL), mul(b, call("pow", a, sub(b, ONE))))
+    of_a = (_not(equal(b, ZERO)), mul(b, call("pow", a, sub(b, ONE))))
     return [of_a, (less(ZERO, a), mul(r, call("log", a)))]
 
 
@@ -139,11 +154,11 @@ PARTIALS: dict[str, Partials] = {
     "powr": _pow,
     "abs": lambda x, r: [call("sign", x[0])],
     "fabs": lambda x, r: [call("sign", x[0])],
-    "max": lambda x, r: [_shared(x, at_most(x[1], x[0])), _shared(x, at_most(x[0], x[1]))],
-    "min": lambda x, r: [_shared(x, at_most(x[0], x[1])), _shared(x, at_most(x[1], x[0]))],
+    "max": lambda x, r: _extreme(x, True),
+    "min": lambda x, r: _extreme(x, False),
     "clamp": _clamped,
     "saturate": lambda x, r: [
-        (Binary("&&", at_most(ZERO, x[0]), at_most(x[0], ONE), BOOL), ONE)
+        (both(at_most(ZERO, x[0]), at_most(x[0], ONE)), ONE)
     ],
     "mix": lambda x, r: [sub(ONE, x[2]), x[2], sub(x[1], x[0])],
     "fma": lambda x, r: [x[1], x[0], ONE],

@@ -27,12 +27,15 @@ from .nodes import (
     Literal,
     Loop,
     Name,
+    Type,
     Unary,
 )
 from .polynomials import Atom, Polynomial, atom, number
 from .unused import names_in
 
 AXES = "xyz"
+_NARROW = frozenset({"bool", "char", "uchar", "short", "ushort"})
+_MOST = 1 << 16  # larger factors are there to overflow
 
 
 class Thread(NamedTuple):
@@ -164,6 +167,8 @@ class Places:
         self._sizes, self._active = sizes, active
         self._env: dict[str, Polynomial] = {}
         self._vectors: dict[str, Expression] = {}
+        self._truths: dict[str, Expression] = {}
+        self._changed = assigned_in(body)
         self._facts: list[Fact] = []
         self._loops: list[int] = []
         self._arms: list[tuple[int, bool]] = []
@@ -195,11 +200,17 @@ class Places:
         if isinstance(e, Unary) and e.operator == "-":
             return self.value(e.operand) * number(-1)
         if isinstance(e, Call) and e.cast and not e.type.floating and e.type.lanes == 1:
-            inner = e.arguments[0]
-            return self._anything() if inner.type.floating else self.value(inner)
+            return self._converted(e.arguments[0], e.type)
         if isinstance(e, Binary):
             return self._binary(e)
         return self._anything()
+
+    def _converted(self, e: Expression, kind: Type) -> Polynomial:
+        """A value as a type holds it: one of less than 32 bits may hold another."""
+        value = self._anything() if e.type.floating else self.value(e)
+        if kind.name in _NARROW and e.type.name != kind.name and value.constant is None:
+            return self._anything()
+        return value
 
     def _anything(self) -> Polynomial:
         self._count += 1
@@ -214,7 +225,9 @@ class Places:
         y, z = (self.launch.threadgroup.get(a) for a in "yz")
         flat = y == number(1) and z == number(1)
         if e.name == "thread_index_in_simdgroup" and self.launch.rows_of_32:
-            return self._part("%", self._axis("grid", "x"), number(32))
+            group = self.launch.threadgroup["x"].constant
+            whole = group is not None and group % 32 == 0
+            return self._part("%", self._axis("grid" if whole else "thread", "x"), number(32))
         if e.name == "simdgroup_index_in_threadgroup" and flat:
             return self._part("/", self._axis("thread", "x"), number(32))
         if e.name == "thread_index_in_threadgroup" and flat:
@@ -278,6 +291,8 @@ class Places:
     def _part(self, what: str, a: Polynomial, b: Polynomial) -> Polynomial:
         if a.constant is not None and b.constant and a.constant >= 0 and b.constant > 0:
             return number(a.constant // b.constant if what == "/" else a.constant % b.constant)
+        if any(n >= _MOST for n in a.factors.values()):
+            return self._anything()
         if not self._is_natural(a) or not (b - number(1)).is_natural(self.launch.sizes):
             return self._anything()
         whole = a.divided(b)
@@ -305,13 +320,15 @@ class Places:
                 continue
             for e in expressions_of(s):
                 for element in elements_in(e):
-                    if element.array.space == "device":
+                    if element.array.space in ("device", "threadgroup"):
                         self._found(s, element)
             if isinstance(s, Declare) and s.value is not None and not s.variable.type.floating:
+                if self._changed.isdisjoint((s.variable.name, *names_in(s.value))):
+                    self._truths[s.variable.name] = s.value
                 if s.variable.type.lanes > 1:
                     self._vectors[s.variable.name] = s.value
                 else:
-                    self._env[s.variable.name] = self.value(s.value)
+                    self._env[s.variable.name] = self._converted(s.value, s.variable.type)
             elif isinstance(s, Assign) and isinstance(s.place, (Name, Lanes)):
                 self._assign(s)
         del self._facts[facts:]
@@ -322,8 +339,8 @@ class Places:
         self._vectors.pop(name, None)
         if not isinstance(s.place, Name) or s.place.type.floating:
             return
-        value = self.value(s.value)
-        if s.operator in ("+=", "-="):
+        value = self._converted(s.value, s.place.type)
+        if s.operator in ("+=", "-=") and s.place.type.name not in _NARROW:
             old = self.value(s.place)
             value = old + value if s.operator == "+=" else old - value
         elif s.operator != "=":
@@ -337,8 +354,11 @@ class Places:
         elif isinstance(s, Assign) and s.place is e:
             stored = "write" if self._active(s.value) else "fill"
             mode = stored if s.operator == "=" else "add"
+        index = self.value(e.indices[0])
+        for i, dim in zip(e.indices[1:], e.array.dims[1:], strict=True):
+            index = index * self.value(dim) + self.value(i)
         self.sites.append(
-            Site(s.line, e.array.name, mode, self.value(e.indices[0]), tuple(self._facts),  # type: ignore[attr-defined]
+            Site(s.line, e.array.name, mode, index, tuple(self._facts),  # type: ignore[attr-defined]
                  tuple(self._loops), tuple(self._arms), len(self.sites))
         )  # fmt: skip
 
@@ -379,6 +399,8 @@ class Places:
         """What a condition says."""
         if isinstance(e, Unary) and e.operator == "!":
             return self._holds(e.operand, not yes)
+        if isinstance(e, Name) and e.name in self._truths:
+            return self._holds(self._truths[e.name], yes)
         if not isinstance(e, Binary) or e.type.lanes > 1:
             return []
         if e.operator == ("&&" if yes else "||"):

@@ -56,6 +56,10 @@ class Pulls(Frames):
         """
         raise NotImplementedError
 
+    def is_uniform(self, e: Expression) -> bool:
+        """Whether a value is the same for all lanes of a simdgroup."""
+        raise NotImplementedError
+
     def meets_at(self, e: Element) -> bool:
         """Whether all lanes of a simdgroup are here at once, and read one element."""
         raise NotImplementedError
@@ -84,9 +88,8 @@ class Pulls(Frames):
         if isinstance(e, Choice):
             return self._choice(e.condition, e.yes, e.no, e.type)
         if isinstance(e, Binary):
-            pairs = [self.follow(e.left), self.follow(e.right)]
             return self._by_table(
-                e.operator, pairs, lambda v: replace(e, left=v[0], right=v[1]), e.type
+                e.operator, (e.left, e.right), lambda v: replace(e, left=v[0], right=v[1]), e.type
             )
         if isinstance(e, Call):
             return self._call(e)
@@ -186,13 +189,14 @@ class Pulls(Frames):
     def _by_table(
         self,
         name: str,
-        pairs: Sequence[Followed],
+        given_operands: Sequence[Expression],
         value_of: Callable[[list[Expression]], Expression],
         kind: Type,
     ) -> Followed:
         table = PARTIALS.get(name)
         if table is None:
             raise self.refused(name, "write it with functions that have one.")
+        pairs = [self.follow(operand) for operand in given_operands]
         values = [value for value, _ in pairs]
         marks = [Name(f"?{i}", v.type) for i, v in enumerate(values)]
         result = Name("?", kind)
@@ -208,8 +212,8 @@ class Pulls(Frames):
         given: dict[str, Expression] = dict(zip((m.name for m in marks), values, strict=True))
         given[result.name] = value
         active = [
-            (_given(partial, given), pull, v)
-            for partial, (v, pull) in zip(partials, pairs, strict=True)
+            (_given(partial, given), pull, operand)
+            for partial, (_, pull), operand in zip(partials, pairs, given_operands, strict=True)
             if pull is not None and partial is not None
         ]
 
@@ -257,31 +261,33 @@ class Pulls(Frames):
             return self._extreme(e, width)
         if name == "select":
             no, yes, condition = e.arguments
-            pairs = [self.follow(no), self.follow(yes)]
-            return self._selected(e, pairs, self.kept(condition, "fr_holds"))
+            return self._selected(e, no, yes, self.kept(condition, "fr_holds"))
         if name in ("dot", "length", "normalize", "distance", "length_squared"):
             return self._of_vectors(e, name)
-        pairs = [self.follow(a) for a in e.arguments]
-        return self._by_table(name, pairs, lambda v: replace(e, arguments=tuple(v)), e.type)
+        return self._by_table(name, e.arguments, lambda v: replace(e, arguments=tuple(v)), e.type)
 
     def _into_one(self, pull: Pull, c: Expression, kind: Type) -> Statements:
         out: Statements = []
         cotangent = self.fitted(c, kind, out)
         return out + pull(cotangent)
 
-    def _selected(self, e: Call, pairs: Sequence[Followed], holds: Expression) -> Followed:
-        (no, pull_no), (yes, pull_yes) = pairs
+    def _selected(self, e: Call, no: Expression, yes: Expression, holds: Expression) -> Followed:
+        (value_no, pull_no), (value_yes, pull_yes) = self.follow(no), self.follow(yes)
+        apart = holds.type.lanes == 1 and not (meets(no) or meets(yes))
 
         def pulled(c: Expression) -> Statements:
             out: Statements = []
             c = self.shared(c, out)
+            if apart:
+                parts = (tuple(pull(c)) if pull else () for pull in (pull_yes, pull_no))
+                return [*out, branch(self.line, holds, *parts)]
             zero = _zero(c.type)
             for pull, pair in ((pull_no, (zero, c)), (pull_yes, (c, zero))):
                 if pull:
                     out += pull(chosen(holds, *pair, c.type))
             return out
 
-        return replace(e, arguments=(no, yes, holds)), pulled
+        return replace(e, arguments=(value_no, value_yes, holds)), pulled
 
     def _vector(self, e: Call) -> Followed:
         pairs = [self.follow(a) for a in e.arguments]
@@ -311,13 +317,14 @@ class Pulls(Frames):
         if base(e.name) in FILLING:
             return self._filled(e, width, operation)
         value, pull = self.follow(e.arguments[0])
-        rest = tuple(map(self.index, e.arguments[1:]))
         if not Transposed.knows(operation):
             raise self.refused(e.name, "write it with simd_sum, shuffles and prefix sums.")
+        alike = all(map(self.is_uniform, e.arguments[1:]))
+        rest = tuple(map(self.index, e.arguments[1:]))
 
         def pulled(c: Expression) -> Statements:
             out: Statements = []
-            cotangent = Transposed(self, width, out).of(operation, rest, c)
+            cotangent = Transposed(self, width, out).of(operation, rest, c, alike)
             return out + (pull(cotangent) if pull else [])
 
         return replace(e, arguments=(value, *rest)), pulled
@@ -327,6 +334,8 @@ class Pulls(Frames):
         (value, pull), (filling, pull_filling) = map(self.follow, e.arguments[:2])
         if len(e.arguments) > 3:
             raise self.refused(f"{e.name} of fewer lanes", "shuffle, and choose by the lane.")
+        if not self.is_uniform(e.arguments[2]):
+            raise self.refused(f"{e.name} by what lanes choose", "shuffle, and choose by the lane.")
         by = self.index(e.arguments[2])
         up = operation.endswith("up")
 

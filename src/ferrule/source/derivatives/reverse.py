@@ -136,6 +136,10 @@ class _Reverse(Rounds, Pulls):
         }
         for name in wanted.cotangents:
             self._check_stores(name)
+        for name, array in self.variables.items():
+            shared = isinstance(array, Array) and array.space == "threadgroup"
+            if shared and name in self.activity.names:
+                self._check_shared(name, Owners(places.of(name), places.launch).several())
 
     def derived(self) -> Derived:
         """All of it."""
@@ -197,6 +201,15 @@ class _Reverse(Rounds, Pulls):
 
     # -- arrays ------------------------------------------------------------------------------------
 
+    def _check_shared(self, array: str, why: str | None) -> None:
+        """Refuse a threadgroup array of which an adjoint would be taken several times."""
+        if why is not None:
+            self.line = int((re.findall(r"line (\d+)", why) or ["1"])[0])
+            raise self.refused(
+                f"the threadgroup array {array}, to which several threads may store ({why}),",
+                "let one thread store each.",
+            )
+
     def _check_stores(self, output: str) -> None:
         """Refuse an output of which a cotangent would be counted several times."""
         why = self._owners[output].stored_once()
@@ -206,6 +219,10 @@ class _Reverse(Rounds, Pulls):
                 f"output {output}, which several threads or rounds may store to ({why}),",
                 "store each once, at an index of the thread's position and the rule's sizes.",
             )
+
+    def is_uniform(self, e: Expression) -> bool:
+        """Whether a value is the same for all lanes of a simdgroup."""
+        return self.uniform.of(e)
 
     def meets_at(self, e: Element) -> bool:
         """Whether all lanes of a simdgroup are here at once, and read one element."""
