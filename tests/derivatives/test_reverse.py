@@ -241,6 +241,13 @@ MORE = {
         ((9,),),
         {"grid": "N", "threadgroup": 4},
     ),
+    "counting down": Body(
+        "x[L,N]:float32 -> y[N]:float32",
+        I + "float h = 0;\nfor (int t = L - 1; t >= 0; --t) h = tanh(h + x[t * N + i]);\ny[i] = h;",
+        lambda x: _down(x),
+        ((6, 9),),
+        {"grid": "N", "threadgroup": 4},
+    ),
     "copies that are changed": Body(
         "x[N,3]:float32 -> y[N]:float32",
         I + "float a[3], s = 1;\nfor (int k = 0; k < 3; ++k) a[k] = x[3 * i + k];\n"
@@ -288,6 +295,13 @@ def _going_on(x: Any) -> Any:
     for j in (3, 4):
         h = h * h * 0.1 + j
     return h * 5
+
+
+def _down(x: Any) -> Any:
+    h = torch.zeros_like(x[0])
+    for row in x.flip(0):
+        h = torch.tanh(h + row)
+    return h
 
 
 def _changed(x: Any) -> Any:

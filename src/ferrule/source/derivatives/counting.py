@@ -261,18 +261,20 @@ class Counting:
         return made
 
     def _bounded(self) -> Expression | None:
-        if self._end is None or self._end.operator not in ("<", "<="):
+        if self._end is None or not isinstance(self._end.left, Name):
             return None
-        counter = self._end.left
-        if not isinstance(counter, Name):
+        operator, step = self._step[self._end.left.name]
+        start, size = self._first[self._end.left.name], self._tape.size
+        first = self._tape.least(start) if operator == "+=" else size(start)
+        end, by = size(self._end.right), size(step)
+        up = operator == "+="
+        if self._end.operator not in (("<", "<=") if up else (">", ">=")):
             return None
-        operator, step = self._step[counter.name]
-        first = self._tape.least(self._first[counter.name])
-        end, by = self._tape.size(self._end.right), self._tape.size(step)
-        if operator != "+=" or first is None or end is None:
+        if first is None or end is None:
             return None
-        distance = end if first == _NONE else sub(end, first)
-        if self._end.operator == "<=":
+        low, high = (first, end) if up else (end, first)
+        distance = high if low == _NONE else sub(high, low)
+        if self._end.operator in ("<=", ">="):
             distance = add(distance, _ONE)
         if by is not None and by != _ONE:
             distance = div(sub(add(distance, by), _ONE), by)

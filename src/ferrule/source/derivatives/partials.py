@@ -78,9 +78,9 @@ def chosen(condition: Expression, yes: Expression, no: Expression, kind: Type) -
     return Call("select", (*both, condition), kind)
 
 
-def both(a: Expression, b: Expression) -> Expression:
-    """Whether two conditions hold; of vectors lane by lane."""
-    return Binary("&&", a, b, BOOL._replace(lanes=max(a.type.lanes, b.type.lanes)))
+def both(a: Expression, b: Expression, operator: str = "&&") -> Expression:
+    """Two conditions, of vectors lane by lane."""
+    return Binary(operator, a, b, BOOL._replace(lanes=max(a.type.lanes, b.type.lanes)))
 
 
 def _not(a: Expression) -> Expression:
@@ -103,8 +103,8 @@ def _clamped(args: Sequence[Expression], r: Expression) -> Sequence[Partial]:
     x, low, high = args
     return [
         (both(at_most(low, x), at_most(x, high)), ONE),
-        (less(x, low), ONE),
-        (less(high, x), ONE),
+        (both(less(x, low), at_most(low, high)), ONE),
+        (both(less(high, x), less(high, low), "||"), ONE),
     ]
 
 
