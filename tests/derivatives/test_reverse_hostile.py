@@ -98,8 +98,10 @@ CASES = {
     "vectors, lane by lane": Case(
         "x[N,4]:T -> y[N]:T",
         I + "vec<T, 4> v = vec<T, 4>(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);\n"
-        "vec<T, 4> a = clamp(v, T(-0.5), T(0.5)), b = saturate(v), "
-        "c = pow(abs(v) + T(0.1), v.yxwz);\ny[i] = a.x + b.y * c.z + a.w * c.x + max(v, v.wzyx).y;", ((6, 4),),
+        "vec<T, 4> a = clamp(v, T(-0.5), T(0.5)), b = saturate(v);\n"
+        "vec<T, 4> c = pow(abs(v) + T(0.1), v.yxwz);\n"
+        "y[i] = a.x + b.y * c.z + a.w * c.x + max(v, v.wzyx).y;",
+        ((6, 4),),
     ),
 }  # fmt: skip
 
