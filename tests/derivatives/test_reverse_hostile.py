@@ -73,6 +73,10 @@ CASES = {
     "an index that wraps": Case(
         ONE, I + "uint k = (i * 67108864u) >> 26;\ny[i] = x[k] * 2.0f;", ((128,),),
     ),
+    "an index that lanes count": Case(
+        ONE, I + "uint k = simd_prefix_exclusive_sum(1u);\ny[i] = x[k] * x[i] * x[N - 1];",
+        ((32,),),
+    ),
     "lanes of odd threadgroups": Case(
         ONE, SIMD + "uint k = i / 32 * 32 + lane;\nif (k < N) y[i] = x[k] * 2.0f;", ((96,),),
         more={"threadgroup": 48, "init_value": 0},

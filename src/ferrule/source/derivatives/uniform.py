@@ -62,8 +62,8 @@ class Uniform:
             if isinstance(e.right, Literal) and self._counts(e.left):
                 number = int(e.right.text.rstrip("uUlL"), 0)
                 return number >= least and (e.operator == ">>" or number % 32 == 0)
-        if isinstance(e, Call) and base(e.name) in _AGREES:
-            return True
+        if isinstance(e, Call) and base(e.name).startswith(("simd_", "quad_")):
+            return base(e.name) in _AGREES
         if isinstance(e, Element) and e.array.name in self._varying:
             return False
         return all(map(self.of, operands(e)))
