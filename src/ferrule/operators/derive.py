@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
@@ -17,8 +18,8 @@ from .derivatives import cotangent_names, is_real
 
 if TYPE_CHECKING:
     from ..source.derivatives.names import Meaning
+    from ..source.derivatives.nodes import Block, Type
     from ..source.derivatives.nodes import Expression as Node
-    from ..source.derivatives.nodes import Type
     from ..source.derivatives.reverse import Wanted
     from ..source.derivatives.tapes import Tape
     from .declared import Declared
@@ -35,10 +36,8 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
     """
     from ..source.derivatives.forward import forward
     from ..source.derivatives.printing import block
-    from ..source.derivatives.reader import read
 
-    bodies = metal_bodies(op, "derive_jvp")
-    check_derivable(op, "derive_jvp", bodies)
+    bodies = derivable(op, "derive_jvp")
     inputs = differentiated(op, "derive_jvp", wrt)
     tangents = tuple(_tangent(a) for a in op.rule.inputs if a.name in inputs)
     outputs = tuple(map(_tangent, op.rule.declared))
@@ -55,8 +54,7 @@ def jvp_of(op: Declared, wrt: Collection[str] | None) -> tuple[Rule, list[Kernel
     asked = "".join(f"(void)has_{a.name};\n" for a in tangents if a.optional)
 
     def made(body: KernelBody) -> KernelBody:
-        nodes = read(body.kernel, meanings(op, body))
-        text = block(forward(body.kernel.name, nodes, inputs, stored))
+        text = block(forward(body.kernel.name, read_body(op, body), inputs, stored))
         like = {a.name: f"{a.name}_tangent" for a in op.rule.declared}
         return _like(body, f"{op.name}_jvp", rule, asked + text, like)
 
@@ -75,11 +73,18 @@ def derived_vjp(
     """
     limit = _bytes(op, tape_limit)
     kinds = _floats(op)
+    nodes_of = functools.cache(functools.partial(read_body, op))  # the same for both
+
+    def made(real: str) -> Any:
+        name = f"{op.name}_vjp" + "_float64" * (real == "float64")
+        op_type: type[Any] = type(op)
+        return op_type(name, *vjp_of(op, nodes_of, wrt, real, limit, trips), op.batch)
+
     narrow = kinds != {"float64"}
-    first = _made(op, wrt, "float32" if narrow else "float64", limit, trips)
+    first = made("float32" if narrow else "float64")
     if not narrow or "float64" not in kinds:
         return first, first
-    wide = _made(op, wrt, "float64", limit, trips)
+    wide = made("float64")
 
     def vjp(primals: Sequence[Any], cotangents: Sequence[Any], outputs: Sequence[Any]) -> Any:
         is_wide = any(str(getattr(c, "dtype", "")).endswith("float64") for c in cotangents)
@@ -91,18 +96,6 @@ def derived_vjp(
         return tuple(found.get(f"{a.name}_grad") for a in op.rule.inputs)
 
     return first, (vjp, f"{first.digest} {wide.digest}")
-
-
-def _made(
-    op: Declared,
-    wrt: Collection[str] | None,
-    real: str,
-    limit: int,
-    trips: Mapping[str, str] | None,
-) -> Any:
-    op_type: type[Any] = type(op)
-    name = f"{op.name}_vjp" + "_float64" * (real == "float64")
-    return op_type(name, *vjp_of(op, wrt, real, limit, trips), op.batch)
 
 
 def _floats(op: Declared) -> set[str]:
@@ -137,14 +130,16 @@ def _bytes(op: Declared, limit: int | str) -> int:
 
 def vjp_of(
     op: Declared,
+    nodes_of: Callable[[KernelBody], Block],
     wrt: Collection[str] | None,
-    real: str = "float32",
-    tape_limit: int = 1 << 30,
-    trips: Mapping[str, str] | None = None,
+    real: str,
+    tape_limit: int,
+    trips: Mapping[str, str] | None,
 ) -> tuple[Rule, list[KernelBody]]:
     """The rule and bodies of the op that computes the gradients of an op's inputs.
 
     Args:
+        nodes_of: reads a body, as `read_body` does.
         real: the dtype of gradients.
         tape_limit: the most bytes that a call may keep in device memory.
         trips: by variable that counts a loop, the most rounds of it, of the rule's sizes.
@@ -154,11 +149,9 @@ def vjp_of(
         DialectError: something in the body has no derivative; says the line, and what to write.
     """
     from ..source.derivatives.printing import block
-    from ..source.derivatives.reader import read
     from ..source.derivatives.reverse import reverse
 
-    bodies = metal_bodies(op, "derive_vjp")
-    check_derivable(op, "derive_vjp", bodies)
+    bodies = derivable(op, "derive_vjp")
     inputs = differentiated(op, "derive_vjp", wrt)
     optional = [a.name for a in op.rule.inputs if a.optional and a.name in inputs]
     if optional:
@@ -175,10 +168,10 @@ def vjp_of(
         if a.name in inputs
     }
     sizes = _Sizes(op, trips or {})
-    derived = []
-    for body in bodies:
-        wanted = sizes.wanted(body, gradients, cotangents, real)
-        derived.append((body, reverse(read(body.kernel, meanings(op, body)), wanted)))
+    derived = [
+        (body, reverse(nodes_of(body), sizes.wanted(body, gradients, cotangents, real)))
+        for body in bodies
+    ]
     outputs = list(gradients.values())
     conditions = list(op.rule.conditions)
     kept = [sizes.numbers(body, made.tape) for body, made in derived if made.tape.segments]
@@ -342,11 +335,22 @@ def _cotangent_name(op: Declared, output: str) -> str:
     return names[0]
 
 
-def metal_bodies(op: Declared, what: str) -> list[KernelBody]:
+def read_body(op: Declared, body: KernelBody) -> Block:
+    """A body's statements.
+
+    Raises:
+        DialectError: something in it is not followed.
+    """
+    from ..source.derivatives.reader import read
+
+    return read(body.kernel, meanings(op, body))
+
+
+def derivable(op: Declared, what: str) -> list[KernelBody]:
     """The op's Metal bodies, of which calls choose by their conditions.
 
     Raises:
-        KernelError: it has none, or writes in place.
+        KernelError: it has none, writes in place, or its text does not say all.
     """
     found = [b for b in op.implementations if isinstance(b, KernelBody) and b.kind == "metal"]
     if op.in_place or not found:
@@ -355,10 +359,11 @@ def metal_bodies(op: Declared, what: str) -> list[KernelBody]:
             f"[op] `{what}` of op {op.name!r}: the op {why}; derivatives are derived from Metal "
             "bodies that write outputs of their own."
         )
+    _check_derivable(op, what, found)
     return found
 
 
-def check_derivable(op: Declared, what: str, bodies: Sequence[KernelBody]) -> None:
+def _check_derivable(op: Declared, what: str, bodies: Sequence[KernelBody]) -> None:
     """Refuse what a body's text does not say.
 
     Raises:
@@ -484,9 +489,7 @@ def _like(
     data: dict[str, Any] = {**body.to_json(), "name": name, "source": source}
     for key in ("grid", "threadgroup", "template", "shared_memory", "when"):
         data[key] = _renamed(data[key], arrays)
-    data["header"] = header or ""
-    if header is not None:
-        data |= {"atomic_outputs": False, "init_value": 0.0}
-        return KernelBody.from_json(name, rule, data)
-    data["init_value"] = None if body.fill is None else 0.0
+    adds = header is not None
+    data |= {"header": header or "", "init_value": 0.0 if adds or body.fill is not None else None}
+    data["atomic_outputs"] = not adds and body.kernel.atomic_outputs
     return KernelBody.from_json(name, rule, data)

@@ -22,6 +22,7 @@ from .nodes import (
     Name,
     Statement,
     Unary,
+    root,
 )
 from .partials import STEPS
 
@@ -77,8 +78,7 @@ def base(name: str) -> str:
 
 def name_of(place: Expression) -> str:
     """The variable or array of a place."""
-    while isinstance(place, Lanes):
-        place = place.of
+    place = root(place)
     if isinstance(place, Element):
         return place.array.name
     if isinstance(place, Name):

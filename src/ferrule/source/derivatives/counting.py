@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .activity import name_of, statements
 from .jumps import ENDS, leaves
@@ -19,10 +19,10 @@ from .nodes import (
     Literal,
     Loop,
     Name,
-    Unary,
+    constant,
+    names_in,
 )
 from .partials import add, div, mul, sub
-from .unused import names_in
 
 if TYPE_CHECKING:
     from .pulls import Pulls
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 _BITS = {"int": 32, "uint": 32, "short": 16, "ushort": 16, "long": 64, "ulong": 64}
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _ONE, _NONE = Literal("1", INT), Literal("0", INT)
+
+
+class _End(NamedTuple):
+    """``counter < end``, of an end that nothing changes."""
+
+    counter: Name
+    operator: str
+    end: Expression
 
 
 class Counting:
@@ -53,10 +61,11 @@ class Counting:
             if isinstance(s, Assign):
                 self._assigns.setdefault(name_of(s.place), []).append(s)
         in_body = assigned_in(loop.body)
-        counters = [s.place for s in loop.update if isinstance(s, Assign)]
-        if any(not isinstance(c, Name) or c.type.floating for c in counters):
+        places = [s.place for s in loop.update if isinstance(s, Assign)]
+        counters = [p for p in places if isinstance(p, Name) and not p.type.floating]
+        if len(counters) < len(places):
             raise pulls.refused("a loop whose counter has a derivative", "count in integers.")
-        self.fixed = {c.name for c in counters if isinstance(c, Name)} - in_body
+        self.fixed = {c.name for c in counters} - in_body
         self._starts = {d.variable.name: d for d in loop.start if isinstance(d, Declare)}
         self._first: dict[str, Expression] = {}
         self._step: dict[str, tuple[str, Expression]] = {}
@@ -65,9 +74,8 @@ class Counting:
             s.place for each in self._assigns.values() for s in each if isinstance(s.place, Name)
         ):
             self._look_at(place)
-        counting = [c for c in counters if isinstance(c, Name)]
         named = [
-            *(c.name for c in counting),
+            *(c.name for c in counters),
             *self._conditioned(),
             *(v.name for v in self.computed),
         ]
@@ -149,7 +157,7 @@ class Counting:
         named = () if condition is None else tuple(names_in(condition))
         return [v.name for v in self.computed if v.name in named]
 
-    def _settled(self, condition: Expression | None) -> Binary | None:
+    def _settled(self, condition: Expression | None) -> _End | None:
         """``counter < end``, where nothing changes the end."""
         if not isinstance(condition, Binary) or condition.operator not in _TURNED:
             return None
@@ -160,35 +168,35 @@ class Counting:
             return None
         self.name = left.name
         end = self._r.kept(right, f"{left.name}_end")
-        return Binary(operator, left, end, BOOL)
+        return _End(left, operator, end)
 
     def _closed(self) -> Expression | None:
         """How many rounds there are, of a loop that counts up to an end."""
-        if self._end is None or self._end.operator not in ("<", "<=") or not self._end_is_header:
+        if self._end is None or self._end.operator not in ("<", "<="):
             return None
-        counter, end = self._end.left, self._end.right
-        if not isinstance(counter, Name) or counter.name not in self.fixed:
+        counter, compare, end = self._end
+        if counter.name not in self.fixed:
             return None
         operator, step = self._step[counter.name]
         if operator != "+=":
             return None
         first = self._first[counter.name]
         distance = sub(end, first)
-        if self._end.operator == "<=":
+        if compare == "<=":
             count = add(div(distance, step), _ONE)
         elif step == _ONE:
             count = distance
         else:
             count = div(sub(add(distance, step), _ONE), step)
-        holds = Binary(self._end.operator, first, end, BOOL)
+        holds = Binary(compare, first, end, BOOL)
         whole = Choice(holds, Call("int", (count,), INT, cast=True), _NONE, INT)
         return self._r.kept(whole, "fr_rounds")
 
     def round(self) -> Expression | None:
         """How many rounds are behind, of the counter; None where that is counted."""
-        if self.count is None or self._end is None or not isinstance(self._end.left, Name):
+        if self.count is None or self._end is None:
             return None
-        counter = self._end.left
+        counter = self._end.counter
         step = self._literal(self._step[counter.name][1])
         if not step:
             return None
@@ -197,10 +205,6 @@ class Counting:
         if step != 1:
             behind = div(behind, Literal(str(step), INT))
         return behind if behind.type == INT else Call("int", (behind,), INT, cast=True)
-
-    @property
-    def _end_is_header(self) -> bool:
-        return self._loop.kind in ("for", "while")
 
     def _most(self) -> int | None:
         """A number of rounds that is never exceeded."""
@@ -218,15 +222,13 @@ class Counting:
                 return _BITS.get(s.place.type.name)
         if self._end is None:
             return None
-        counter = self._end.left
-        if not isinstance(counter, Name):
-            return None
-        parts = (self._first[counter.name], self._end.right, self._step[counter.name][1])
+        name, compare = self._end.counter.name, self._end.operator
+        parts = (self._first[name], self._end.end, self._step[name][1])
         first, end, step = map(self._literal, parts)
         if first is None or end is None or not step:
             return None
         ends = {"<": (end, 1), "<=": (end + 1, 1), ">": (end, -1), ">=": (end - 1, -1)}
-        stop, sign = ends[self._end.operator]
+        stop, sign = ends[compare]
         return len(range(first, stop, sign * abs(step)))
 
     @property
@@ -261,20 +263,21 @@ class Counting:
         return made
 
     def _bounded(self) -> Expression | None:
-        if self._end is None or not isinstance(self._end.left, Name):
+        if self._end is None:
             return None
-        operator, step = self._step[self._end.left.name]
-        start, size = self._first[self._end.left.name], self._tape.size
+        counter, compare, stop = self._end
+        operator, step = self._step[counter.name]
+        start, size = self._first[counter.name], self._tape.size
         first = self._tape.least(start) if operator == "+=" else size(start)
-        end, by = size(self._end.right), size(step)
+        end, by = size(stop), size(step)
         up = operator == "+="
-        if self._end.operator not in (("<", "<=") if up else (">", ">=")):
+        if compare not in (("<", "<=") if up else (">", ">=")):
             return None
         if first is None or end is None:
             return None
         low, high = (first, end) if up else (end, first)
         distance = high if low == _NONE else sub(high, low)
-        if self._end.operator in ("<=", ">="):
+        if compare in ("<=", ">="):
             distance = add(distance, _ONE)
         if by is not None and by != _ONE:
             distance = div(sub(add(distance, by), _ONE), by)
@@ -287,15 +290,16 @@ class Counting:
         loop = self._loop
         if self._end is None or loop.kind != "for" or len(loop.update) != 1:
             return None
-        counter = self._end.left
-        if not isinstance(counter, Name) or counter.name not in self.fixed:
+        counter, compare, end = self._end
+        if counter.name not in self.fixed:
             return None
         if counter.name not in self._starts or leaves(loop.body, ENDS):
             return None
         operator, step = self._step[counter.name]
         start = Declare(loop.line, counter, self._first[counter.name])
         update = Assign(loop.line, counter, operator, step)
-        return Loop(loop.line, "for", (start,), self._end, (update,), ())
+        holds = Binary(compare, counter, end, BOOL)
+        return Loop(loop.line, "for", (start,), holds, (update,), ())
 
 
 def _ends_at_zero(condition: Expression, name: str) -> bool:
@@ -313,26 +317,3 @@ def _ends_at_zero(condition: Expression, name: str) -> bool:
     return (operator == ">" and least >= 0) or (operator == ">=" and least >= 1) or (
         operator == "!=" and least == 0
     )  # fmt: skip
-
-
-def constant(e: Expression) -> int | None:
-    """An integer that a text says."""
-    if isinstance(e, Literal):
-        text = e.text.rstrip("uUlL").replace("'", "")
-        return (
-            int(text, 0) if text[:1].isdigit() and "." not in text and not e.type.floating else None
-        )
-    if isinstance(e, Unary) and e.operator == "-":
-        inner = constant(e.operand)
-        return None if inner is None else -inner
-    if isinstance(e, Call) and e.cast and not e.type.floating:
-        return constant(e.arguments[0])
-    if isinstance(e, Binary):
-        a, b = constant(e.left), constant(e.right)
-        if a is None or b is None:
-            return None
-        if e.operator in "+-*":
-            return {"+": a + b, "-": a - b, "*": a * b}[e.operator]
-        if e.operator in "/%" and b and a >= 0 and b > 0:
-            return a // b if e.operator == "/" else a % b
-    return None

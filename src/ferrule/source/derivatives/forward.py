@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...errors import DialectError
 from .activity import Activity, base, name_of
+from .liveness import pruned
 from .names import refusal
 from .nodes import (
     BOOL,
@@ -28,6 +29,8 @@ from .nodes import (
     Name,
     Statement,
     Unary,
+    is_short,
+    root,
 )
 from .partials import (
     EXTREMES,
@@ -42,8 +45,8 @@ from .partials import (
     div,
     mul,
     neg,
+    zero_of,
 )
-from .unused import without_unused
 
 Tangent = Expression | None
 Place = Name | Element | Lanes
@@ -61,7 +64,8 @@ def forward(kernel: str, body: Block, wrt: Collection[str], outputs: Collection[
     Raises:
         DialectError: something has no derivative.
     """
-    return without_unused(_Forward(kernel, body, wrt, outputs).block(body))
+    made, _ = pruned(_Forward(kernel, body, wrt, outputs).block(body))
+    return made
 
 
 class _Forward:
@@ -180,7 +184,7 @@ class _Forward:
 
     def _index(self, e: Expression) -> Expression:
         """An index, which is used twice."""
-        return e if _is_short(e) else self._bound(e, "fr_index")
+        return e if is_short(e) else self._bound(e, "fr_index")
 
     def _bound(self, e: Expression, name: str = "fr_value") -> Expression:
         """An expression as a variable of its own, evaluated here."""
@@ -260,7 +264,7 @@ class _Forward:
             return made, tangent and replace(e, arguments=(tangent,))
         if name == str(e.type) or name.startswith("vec<"):
             values, tangents = self._operands(e.arguments, False)
-            others = tuple(t or _zero(v) for v, t in zip(values, tangents, strict=True))
+            others = tuple(t or zero_of(v.type) for v, t in zip(values, tangents, strict=True))
             return replace(e, arguments=tuple(values)), replace(e, arguments=others)
         if name in LINEAR:
             value, tangent = self._follow(e.arguments[0])
@@ -271,14 +275,14 @@ class _Forward:
             values, tangents = self._operands(e.arguments[:2], False)
             rest = tuple(map(self._index, e.arguments[2:]))
             value = self._bound(replace(e, arguments=(*values, *rest)))
-            both = tuple(t or _zero(v) for v, t in zip(values, tangents, strict=True))
+            both = tuple(t or zero_of(v.type) for v, t in zip(values, tangents, strict=True))
             return value, self._bound(replace(e, arguments=(*both, *rest)), "fr_tangent")
         if name in EXTREMES:
             return self._extreme(e)
         if name == "select":
             values, tangents = self._operands(e.arguments[:2], False)
             condition = self._bound(e.arguments[2], "fr_holds")
-            both = tuple(t or _zero(v) for v, t in zip(values, tangents, strict=True))
+            both = tuple(t or zero_of(v.type) for v, t in zip(values, tangents, strict=True))
             return (
                 replace(e, arguments=(*values, condition)),
                 replace(e, arguments=(*both, condition)),
@@ -313,10 +317,10 @@ class _Forward:
         if name == "distance":
             a, b = values
             of = self._bound(Binary("-", a, b, a.type))
-            ta, tb = (t or _zero(v) for v, t in zip(values, tangents, strict=True))
+            ta, tb = (t or zero_of(v.type) for v, t in zip(values, tangents, strict=True))
             tangent: Expression = Binary("-", ta, tb, a.type)
         else:
-            of, tangent = values[0], tangents[0] or _zero(values[0])
+            of, tangent = values[0], tangents[0] or zero_of(values[0].type)
         result = self._bound(replace(e, arguments=tuple(values)))
         along = Call("dot", (of, tangent), of.type.scalar)
         if name == "length_squared":
@@ -332,24 +336,8 @@ class _Forward:
 
 
 def _is_output(place: Expression) -> bool:
-    while isinstance(place, Lanes):
-        place = place.of
-    return isinstance(place, Element) and place.array.written
-
-
-def _is_short(e: Expression) -> bool:
-    """Whether to write an expression twice costs nothing."""
-    if isinstance(e, (Name, Literal)):
-        return True
-    if isinstance(e, Lanes):
-        return _is_short(e.of)
-    if not isinstance(e, Binary) or e.operator not in "+-*":
-        return False
-    return not any(isinstance(part, Binary) or not _is_short(part) for part in (e.left, e.right))
-
-
-def _zero(value: Expression) -> Expression:
-    return ZERO if value.type.lanes == 1 else Call(str(value.type), (ZERO,), value.type)
+    whole = root(place)
+    return isinstance(whole, Element) and whole.array.written
 
 
 def _twin(variable: Name) -> Name:

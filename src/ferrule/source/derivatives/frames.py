@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from .nodes import (
-    BOOL,
     LETTERS,
     RANKS,
     Array,
@@ -24,11 +23,10 @@ from .nodes import (
     Name,
     Statement,
     Type,
-    Unary,
     operands,
     with_operands,
 )
-from .unused import names_in
+from .partials import zero_of
 
 Statements = list[Statement]
 Undo = Callable[[], Statements]
@@ -85,13 +83,6 @@ def undone(undos: list[Undo]) -> Statements:
     for undo in reversed(undos):
         out += undo()
     return out
-
-
-def branch(line: int, condition: Expression, yes: Block, no: Block) -> If:
-    """Branches, of which the first has statements."""
-    if yes or not no:
-        return If(line, condition, yes, no)
-    return If(line, Unary("!", condition, BOOL), no)
 
 
 def flattened(forward: Forward) -> Block:
@@ -198,6 +189,7 @@ class Frames:
 
     def declare_array(self, s: DeclareArray) -> None:
         """Declare an array: one of a branch in front of the frame."""
+        self.frame.own.add(s.array.name)
         if not self.frame.depth:
             self.frame.forward.append(s)
             return
@@ -213,10 +205,7 @@ class Frames:
         name = self._adjoint_name(variable.name)
         frame = self._owner(variable.name)
         if variable.name not in frame.adjoints:
-            zero: Expression = Literal("0.0f", self.real)
-            if kind.lanes > 1:
-                zero = Call(str(kind), (zero,), kind)
-            declared = Declare(self.line, Name(name, kind), zero)
+            declared = Declare(self.line, Name(name, kind), zero_of(kind))
             frame.adjoints[variable.name] = declared
         return Name(name, kind)
 
@@ -291,8 +280,3 @@ def summed(vector: Expression) -> Expression:
     for letter in LETTERS[1 : vector.type.lanes]:
         total = Binary("+", total, Lanes(vector, letter, scalar), scalar)
     return total
-
-
-def mentions(e: Expression, names: set[str]) -> bool:
-    """Whether an expression names one of some variables."""
-    return not names.isdisjoint(names_in(e))

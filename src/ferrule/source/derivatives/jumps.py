@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ...errors import DialectError
-from .nodes import BOOL, Assign, Block, Expression, If, Jump, Loop, Name, Statement, Unary
+from .nodes import Assign, Block, If, Jump, Loop, Name, Statement, branch
 
 RETURNS = frozenset({"return"})
 ENDS = frozenset({"break", "continue"})  # of a round
@@ -40,16 +40,10 @@ def straightened(
                 raise refuse(s.line, "a branch that may leave", "leave at its end.")
             yes = straightened((*s.yes, *rest), kinds, refuse, result)
             no = straightened((*s.no, *rest), kinds, refuse, result)
-            out.append(_if(s.line, s.condition, yes, no))
+            out.append(branch(s.line, s.condition, yes, no))
             return tuple(out)
         out.append(s)
     return tuple(out)
-
-
-def _if(line: int, condition: Expression, yes: Block, no: Block) -> If:
-    if yes or not no:
-        return If(line, condition, yes, no)
-    return If(line, Unary("!", condition, BOOL), no)
 
 
 def leaves(body: Block, kinds: Collection[str] = RETURNS) -> bool:

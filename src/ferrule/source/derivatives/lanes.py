@@ -25,7 +25,7 @@ from .nodes import (
     Unary,
     of,
 )
-from .partials import ZERO, add, equal, less, sub
+from .partials import add, equal, less, sub, zero_of
 
 WIDTHS = {"simd": 32, "quad": 4}
 
@@ -94,7 +94,7 @@ class Transposed:
         return variable
 
     def _where(self, condition: Expression, yes: Expression) -> Expression:
-        zero: Expression = ZERO if yes.type.lanes == 1 else Call(str(yes.type), (ZERO,), yes.type)
+        zero = zero_of(yes.type)
         return Choice(condition, yes, zero, yes.type)
 
     # -- each operation ----------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Transposed:
         """Each lane looks through what all have read."""
         f, out = self._frames, self._out
         total = Name(f.fresh("fr_cotangent"), c.type)
-        zero: Expression = ZERO if c.type.lanes == 1 else Call(str(c.type), (ZERO,), c.type)
+        zero = zero_of(c.type)
         out.append(Declare(f.line, total, zero))
         k = Name(f.fresh("fr_lane"), UINT)
         mine = equal(self._lane, k)

@@ -17,13 +17,15 @@ from .nodes import (
     Expression,
     If,
     Jump,
-    Lanes,
     Loop,
     Name,
     Statement,
+    branch,
+    is_device,
+    names_in,
     operands,
+    root,
 )
-from .unused import names_in
 
 Live = frozenset[str]
 _NONE: Live = frozenset()
@@ -66,9 +68,7 @@ class _Pruning:
                 return replace(s, value=None, constant=False, deduced=False), live
             return s, (live - {name}) | _reads(s.value)
         if isinstance(s, DeclareArray):
-            return s, (live - {s.array.name}).union(
-                *map(_reads, (*s.array.dims, *(s.values or ())))
-            )
+            return s, (live - {s.array.name}).union(*map(_reads, expressions_of(s)))
         if isinstance(s, Assign):
             return self._assign(s, live)
         if isinstance(s, AtomicAdd):
@@ -80,7 +80,8 @@ class _Pruning:
             no, before_no = self.block(s.no, live)
             if not _does(yes) and not _does(no):
                 return None, live
-            return replace(s, yes=yes, no=no), before_yes | before_no | _reads(s.condition)
+            left = branch(s.line, s.condition, yes if _does(yes) else (), no)
+            return left, before_yes | before_no | _reads(s.condition)
         if isinstance(s, Loop):
             return self._loop(s, live)
         if isinstance(s, Jump):
@@ -92,11 +93,8 @@ class _Pruning:
 
     def _assign(self, s: Assign, live: Live) -> tuple[Statement | None, Live]:
         place, name = s.place, name_of(s.place)
-        inner: Expression = place
-        while isinstance(inner, Lanes):
-            inner = inner.of
-        device = isinstance(inner, Element) and inner.array.space == "device"
-        if not device and name not in live:
+        inner = root(place)
+        if not is_device(place) and name not in live:
             return None, live
         if isinstance(place, Name) and s.operator == "=":
             live -= {name}
@@ -108,7 +106,7 @@ class _Pruning:
         condition = _NONE if s.condition is None else _reads(s.condition)
         head = live | condition
         while True:
-            _, again = self._kept_block(s.update, head)
+            again = self._before(s.update, head)
             self._leaving.append((live, again))
             body, before = self.block(s.body, again)
             self._leaving.pop()
@@ -119,11 +117,11 @@ class _Pruning:
             return None, live
         if s.kind == "do":
             head = before
-        _, head = self._kept_block(s.start, head)
+        head = self._before(s.start, head)
         return replace(s, body=body), head
 
     @staticmethod
-    def _kept_block(body: Block, live: Live) -> tuple[Block, Live]:
+    def _before(body: Block, live: Live) -> Live:
         """What is live in front of statements that all stay."""
         for s in reversed(body):
             if isinstance(s, Declare):
@@ -132,7 +130,7 @@ class _Pruning:
                 own = s.operator == "=" and isinstance(s.place, Name)
                 live = (live - {name_of(s.place)}) if own else live | _reads(s.place)
                 live |= _reads(s.value)
-        return body, live
+        return live
 
 
 def _does(body: Block) -> bool:

@@ -6,7 +6,7 @@ their calls, and what changes a variable is a statement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -183,6 +183,40 @@ def operands(e: Expression) -> tuple[Expression, ...]:
     return e.arguments if isinstance(e, Call) else ()
 
 
+def names_in(e: Expression) -> Iterator[str]:
+    """The variables and arrays that an expression reads."""
+    if isinstance(e, Name):
+        yield e.name
+    elif isinstance(e, Element):
+        yield e.array.name
+    for part in operands(e):
+        yield from names_in(part)
+
+
+def is_short(e: Expression) -> bool:
+    """Whether to write an expression twice costs nothing."""
+    if isinstance(e, (Name, Literal)):
+        return True
+    if isinstance(e, Lanes):
+        return is_short(e.of)
+    if not isinstance(e, Binary) or e.operator not in "+-*":
+        return False
+    return not any(isinstance(part, Binary) or not is_short(part) for part in (e.left, e.right))
+
+
+def root(place: Expression) -> Expression:
+    """A place without lanes: the variable or the element that they are of."""
+    while isinstance(place, Lanes):
+        place = place.of
+    return place
+
+
+def is_device(place: Expression) -> bool:
+    """Whether a place is in an array of the device."""
+    whole = root(place)
+    return isinstance(whole, Element) and whole.array.space == "device"
+
+
 def with_operands(e: Expression, parts: Sequence[Expression]) -> Expression:
     """An expression of other operands."""
     if isinstance(e, Element):
@@ -203,6 +237,29 @@ def substituted(e: Expression, values: Mapping[str, Expression]) -> Expression:
     if isinstance(e, Name):
         return values.get(e.name, e)
     return with_operands(e, [substituted(part, values) for part in operands(e)])
+
+
+def constant(e: Expression) -> int | None:
+    """An integer that a text says."""
+    if isinstance(e, Literal):
+        text = e.text.rstrip("uUlL").replace("'", "")
+        return (
+            int(text, 0) if text[:1].isdigit() and "." not in text and not e.type.floating else None
+        )
+    if isinstance(e, Unary) and e.operator == "-":
+        inner = constant(e.operand)
+        return None if inner is None else -inner
+    if isinstance(e, Call) and e.cast and not e.type.floating:
+        return constant(e.arguments[0])
+    if isinstance(e, Binary):
+        a, b = constant(e.left), constant(e.right)
+        if a is None or b is None:
+            return None
+        if e.operator in "+-*":
+            return {"+": a + b, "-": a - b, "*": a * b}[e.operator]
+        if e.operator in "/%" and b and a >= 0 and b > 0:
+            return a // b if e.operator == "/" else a % b
+    return None
 
 
 # -- statements ------------------------------------------------------------------------------------
@@ -306,3 +363,12 @@ class AtomicAdd:
 
 Statement = Declare | DeclareArray | Assign | If | Loop | Jump | Effect | AtomicAdd
 Block = tuple[Statement, ...]
+
+
+def branch(line: int, condition: Expression, yes: Block, no: Block) -> If:
+    """Branches, of which the first has statements where one has."""
+    if yes or not no:
+        return If(line, condition, yes, no)
+    if isinstance(condition, Unary) and condition.operator == "!":
+        return If(line, condition.operand, no)
+    return If(line, Unary("!", condition, condition.type), no)

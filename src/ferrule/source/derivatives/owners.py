@@ -65,6 +65,21 @@ class Digits(NamedTuple):
         return times is not None and times[0] != times[1]
 
 
+class Doubt(NamedTuple):
+    """Why something is not shown.
+
+    Attributes:
+        why: in words.
+        line: of the body, that of the later access; 1 of none in particular.
+    """
+
+    why: str
+    line: int = 1
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class Owners:
     """The threads that access the elements of one array.
 
@@ -75,53 +90,60 @@ class Owners:
 
     def __init__(self, sites: Sequence[Site], launch: Launch) -> None:
         self._sites, self._launch = sites, launch
+        self._taken_of: dict[int, Digits | None] = {}  # by where the access stands
 
-    def shared(self, modes: Iterable[str] = ("read",)) -> str | None:
+    def shared(self, mode: str = "read") -> Doubt | None:
         """Why two threads may access one element; None where it is shown that none do."""
-        some = set(modes)
-        found: list[Digits] = []
-        equals: list[set[tuple[Atom, Polynomial]]] = []
-        for site in self._sites:
-            if site.mode not in some:
-                continue
-            digits = self._digits(site)
-            if digits is None:
-                return f"line {site.line}: its index is not a sum of strides that are known"
-            missing = self._untold(digits.told, site)
-            if missing:
-                return f"line {site.line}: its index does not tell {missing}"
-            found.append(digits)
-            equals.append(_equals(site))
+        sites = self._of(mode)
+        for site in sites:
+            doubt = self._doubt(site)
+            if doubt is not None:
+                return doubt
+        found = [digits for digits in map(self._digits, sites) if digits is not None]
         if not all(a.agrees(b) for a, b in combinations(found, 2)):
-            return "its indices are computed in several ways"
-        if any(a != b for a, b in combinations(equals, 2)):
-            return "conditions let several threads access it"
+            return Doubt("its indices are computed in several ways")
+        if any(a != b for a, b in combinations(map(_equals, sites), 2)):
+            return Doubt("conditions let several threads access it")
         return None
 
-    def stored_once(self) -> str | None:
+    def stored_once(self) -> Doubt | None:
         """Why an element may be stored several times; None where it is shown that none is."""
-        stores = [site for site in self._sites if site.mode == "write"]
-        why = self.shared(("write",))
+        why = self.shared("write")
         if why is not None:
             return why
         known: list[tuple[Site, Digits]] = []
-        for site in stores:
+        for site in self._of("write"):
             digits = self._digits(site)
             if digits is None or not self._tells_rounds(digits, site):
-                return f"line {site.line}: rounds of a loop may store to one element"
+                what = f"line {site.line}: rounds of a loop may store to one element"
+                return Doubt(what, site.line)
             for other, others in known:
                 if not digits.misses(others) and not _exclusive(site, other):
-                    return f"lines {other.line} and {site.line} may store to one element"
+                    return _both(other, site)
             known.append((site, digits))
-        for fill in (site for site in self._sites if site.mode == "fill"):
+        for fill in self._of("fill"):
             for store, digits in known:
                 if not self._gives_way(fill, store, digits):
-                    return f"lines {fill.line} and {store.line} may store to one element"
-        for add in (site for site in self._sites if site.mode == "add"):
-            for store in (site for site in self._sites if site.mode in ("write", "fill")):
+                    return _both(fill, store)
+        for add in self._of("add"):
+            for store in self._of("write", "fill"):
                 if not _exclusive(add, store) and self._replaces(store, add):
-                    return f"lines {add.line} and {store.line} may store to one element"
+                    return _both(add, store)
         return None
+
+    def _of(self, *modes: str) -> list[Site]:
+        return [site for site in self._sites if site.mode in modes]
+
+    def _doubt(self, site: Site, what: str = "grid") -> Doubt | None:
+        """Why the thread of an access, in the grid or its threadgroup, is not told."""
+        digits = self._digits(site)
+        if digits is None:
+            known = "its index is not a sum of strides that are known"
+            return Doubt(f"line {site.line}: {known}", site.line)
+        missing = self._untold(digits.told, site, what)
+        if missing is None:
+            return None
+        return Doubt(f"line {site.line}: its index does not tell {missing}", site.line)
 
     def _replaces(self, store: Site, add: Site) -> bool:
         """Whether a store may replace what has been added."""
@@ -131,18 +153,11 @@ class Owners:
         common = set(store.loops) & set(add.loops)
         return bool(common) and (digits is None or not self._tells_rounds(digits, store))
 
-    def several(self) -> str | None:
+    def several(self) -> Doubt | None:
         """Why several threads of a threadgroup may store to one element at once; None where none
         do."""
-        for site in self._sites:
-            if site.mode in ("write", "fill"):
-                digits = self._digits(site)
-                if digits is None:
-                    return f"line {site.line}: its index is not a sum of strides that are known"
-                missing = self._untold(digits.told, site, "thread")
-                if missing:
-                    return f"line {site.line}: its index does not tell {missing}"
-        return None
+        doubts = (self._doubt(site, "thread") for site in self._of("write", "fill"))
+        return next((doubt for doubt in doubts if doubt is not None), None)
 
     def _gives_way(self, fill: Site, store: Site, digits: Digits) -> bool:
         """Whether a number that is stored does not replace what another store has written."""
@@ -159,7 +174,7 @@ class Owners:
 
     def single(self) -> bool:
         """Whether each element is read at most once."""
-        reads = [site for site in self._sites if site.mode == "read"]
+        reads = self._of("read")
         if len(reads) != 1 or self.shared() is not None:
             return False
         digits = self._digits(reads[0])
@@ -169,7 +184,9 @@ class Owners:
 
     def _digits(self, site: Site) -> Digits | None:
         """The digits of an index."""
-        return self._taken(site.index, site)
+        if site.at not in self._taken_of:
+            self._taken_of[site.at] = self._taken(site.index, site)
+        return self._taken_of[site.at]
 
     def _grouped(self, index: Polynomial, site: Site) -> Polynomial:
         """An index in which sums that conditions say the ends of are digits: of ``row * D + d``
@@ -347,6 +364,10 @@ def _magnitude(stride: Polynomial) -> tuple[float, int, str]:
     degree = max(by.values(), default=0.0)
     most = max((n for m, n in stride.factors.items() if by[m] == degree), default=0)
     return degree, most, str(stride)
+
+
+def _both(a: Site, b: Site) -> Doubt:
+    return Doubt(f"lines {a.line} and {b.line} may store to one element", b.line)
 
 
 def _exclusive(a: Site, b: Site) -> bool:

@@ -24,6 +24,11 @@ def number(value: float | int, kind: Type = FLOAT) -> Literal:
 ONE, ZERO = number(1), number(0)
 
 
+def zero_of(kind: Type) -> Expression:
+    """Zero, or a vector of zeros."""
+    return ZERO if kind.lanes == 1 else Call(str(kind), (ZERO,), kind)
+
+
 def _binary(operator: str) -> Callable[[Expression, Expression], Expression]:
     def made(a: Expression, b: Expression) -> Expression:
         return Binary(operator, a, b, common(a.type, b.type))

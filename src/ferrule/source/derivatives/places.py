@@ -1,6 +1,7 @@
 """Where a body accesses arrays of the device: indices as polynomials of sizes, threads and rounds.
 
-That integers overflow is left out of account: an index that does is outside of any array.
+That integers of 32 bits and more overflow is left out of account, but where a factor is there to
+make them: an index that does is outside of any array.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .activity import name_of, statements
-from .counting import constant
 from .jumps import always_leaves, leaves
 from .liveness import assigned_in, elements_in, expressions_of
 from .nodes import (
@@ -27,11 +27,13 @@ from .nodes import (
     Literal,
     Loop,
     Name,
+    Statement,
     Type,
     Unary,
+    constant,
+    names_in,
 )
 from .polynomials import Atom, Polynomial, atom, number
-from .unused import names_in
 
 AXES = "xyz"
 _NARROW = frozenset({"bool", "char", "uchar", "short", "ushort"})
@@ -135,11 +137,15 @@ class Launch:
     sizes: set[Atom] = field(default_factory=set)
 
     @property
+    def flat(self) -> bool:
+        """Whether a threadgroup's threads lie along x."""
+        return self.threadgroup.get("y") == self.threadgroup.get("z") == number(1)
+
+    @property
     def rows_of_32(self) -> bool:
         """Whether simdgroups lie along x."""
-        x, y, z = (self.threadgroup.get(a) for a in AXES)
-        flat = y == number(1) and z == number(1)
-        return x is not None and x.constant is not None and (x.constant % 32 == 0 or flat)
+        x = self.threadgroup.get("x")
+        return x is not None and x.constant is not None and (x.constant % 32 == 0 or self.flat)
 
 
 class Places:
@@ -222,15 +228,13 @@ class Places:
         if e.name in self._sizes:
             size = self._sizes[e.name]
             return atom(e.name) if size == e else self.value(size)
-        y, z = (self.launch.threadgroup.get(a) for a in "yz")
-        flat = y == number(1) and z == number(1)
         if e.name == "thread_index_in_simdgroup" and self.launch.rows_of_32:
             group = self.launch.threadgroup["x"].constant
             whole = group is not None and group % 32 == 0
             return self._part("%", self._axis("grid" if whole else "thread", "x"), number(32))
-        if e.name == "simdgroup_index_in_threadgroup" and flat:
+        if e.name == "simdgroup_index_in_threadgroup" and self.launch.flat:
             return self._part("/", self._axis("thread", "x"), number(32))
-        if e.name == "thread_index_in_threadgroup" and flat:
+        if e.name == "thread_index_in_threadgroup" and self.launch.flat:
             return self._axis("thread", "x")
         if e.name in ("threads_per_simdgroup", "thread_execution_width"):
             return number(32)
@@ -318,10 +322,7 @@ class Places:
             if isinstance(s, Loop):
                 self._loop(s)
                 continue
-            for e in expressions_of(s):
-                for element in elements_in(e):
-                    if element.array.space in ("device", "threadgroup"):
-                        self._found(s, element)
+            self._accesses(s)
             if isinstance(s, Declare) and s.value is not None and not s.variable.type.floating:
                 if self._changed.isdisjoint((s.variable.name, *names_in(s.value))):
                     self._truths[s.variable.name] = s.value
@@ -347,7 +348,14 @@ class Places:
             value = self._anything()
         self._env[name] = value
 
-    def _found(self, s: object, e: Element) -> None:
+    def _accesses(self, s: Statement) -> None:
+        """The accesses of a statement, not of those in it."""
+        for e in expressions_of(s):
+            for element in elements_in(e):
+                if element.array.space in ("device", "threadgroup"):
+                    self._found(s, element)
+
+    def _found(self, s: Statement, e: Element) -> None:
         mode = "read"
         if isinstance(s, AtomicAdd) and s.place is e:
             mode = "add"
@@ -358,12 +366,12 @@ class Places:
         for i, dim in zip(e.indices[1:], e.array.dims[1:], strict=True):
             index = index * self.value(dim) + self.value(i)
         self.sites.append(
-            Site(s.line, e.array.name, mode, index, tuple(self._facts),  # type: ignore[attr-defined]
+            Site(s.line, e.array.name, mode, index, tuple(self._facts),
                  tuple(self._loops), tuple(self._arms), len(self.sites))
         )  # fmt: skip
 
     def _if(self, s: If) -> None:
-        self._expression_sites(s, s.condition)
+        self._accesses(s)
         self._count += 1
         which = self._count
         before = dict(self._env)
@@ -389,11 +397,6 @@ class Places:
             yes = not always_leaves(s.yes)
             self._facts += self._holds(s.condition, yes)
             self._arms.append((which, yes))
-
-    def _expression_sites(self, s: If | Loop, e: Expression) -> None:
-        for element in elements_in(e):
-            if element.array.space == "device":
-                self._found(s, element)
 
     def _holds(self, e: Expression, yes: bool) -> list[Fact]:
         """What a condition says."""
@@ -438,10 +441,9 @@ class Places:
                 self._env[name] = self._env[name] + grows * atom(Round(which))
         self._loops.append(which)
         facts = len(self._facts)
-        if s.condition is not None:
-            self._expression_sites(s, s.condition)
-            if s.kind != "do":
-                self._facts += self._holds(s.condition, True)
+        self._accesses(s)
+        if s.condition is not None and s.kind != "do":
+            self._facts += self._holds(s.condition, True)
         self._block(s.body)
         del self._facts[facts:]
         self._loops.pop()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...errors import DialectError
 from .activity import Activity, base
-from .frames import Frames, Statements, branch, flattened
+from .frames import Frames, Statements, flattened
 from .lanes import WIDTHS, Transposed
 from .names import refusal
 from .nodes import (
@@ -23,15 +23,29 @@ from .nodes import (
     Expression,
     If,
     Lanes,
-    Literal,
     Name,
     Type,
     Unary,
+    branch,
+    is_short,
+    names_in,
     operands,
     substituted,
 )
-from .partials import EXTREMES, FILLING, ONE, PARTIALS, ZERO, Factor, chosen, div, mul, neg, number
-from .unused import names_in
+from .partials import (
+    EXTREMES,
+    FILLING,
+    ONE,
+    PARTIALS,
+    ZERO,
+    Factor,
+    chosen,
+    div,
+    mul,
+    neg,
+    number,
+    zero_of,
+)
 
 Pull = Callable[[Expression], Statements]
 Followed = tuple[Expression, Pull | None]
@@ -71,6 +85,11 @@ class Pulls(Frames):
     def refused(self, what: str, instead: str) -> DialectError:
         """The error for something that has no derivative."""
         return refusal(self.kernel, "source", self.line, what, instead)
+
+    def refuse_at(self, line: int, what: str, instead: str) -> DialectError:
+        """The error for something on a line that has no derivative."""
+        self.line = line
+        return self.refused(what, instead)
 
     def follow(self, e: Expression) -> Followed:
         """A value, and what takes its cotangent on; None where it has no derivative."""
@@ -236,7 +255,7 @@ class Pulls(Frames):
         condition, factor = partial
         inner = _times(factor, c)
         if condition.type.lanes > 1 or meets(operand):
-            inner = chosen(condition, inner, _zero(inner.type), inner.type)
+            inner = chosen(condition, inner, zero_of(inner.type), inner.type)
             cotangent = self.fitted(inner, operand.type, out)
             return out + pull(cotangent)
         cotangent = self.fitted(inner, operand.type, out)
@@ -281,7 +300,7 @@ class Pulls(Frames):
             if apart:
                 parts = (tuple(pull(c)) if pull else () for pull in (pull_yes, pull_no))
                 return [*out, branch(self.line, holds, *parts)]
-            zero = _zero(c.type)
+            zero = zero_of(c.type)
             for pull, pair in ((pull_no, (zero, c)), (pull_yes, (c, zero))):
                 if pull:
                     out += pull(chosen(holds, *pair, c.type))
@@ -401,17 +420,6 @@ class Pulls(Frames):
         return result, pulled
 
 
-def is_short(e: Expression) -> bool:
-    """Whether to write an expression twice costs nothing."""
-    if isinstance(e, (Name, Literal)):
-        return True
-    if isinstance(e, Lanes):
-        return is_short(e.of)
-    if not isinstance(e, Binary) or e.operator not in "+-*":
-        return False
-    return not any(isinstance(part, Binary) or not is_short(part) for part in (e.left, e.right))
-
-
 def meets(e: Expression) -> bool:
     """Whether lanes meet in an expression."""
     if isinstance(e, Call) and base(e.name).startswith(("simd_", "quad_")):
@@ -424,10 +432,6 @@ def _parts(c: Expression) -> list[Expression]:
     if c.type.lanes == 1:
         return [c]
     return [Lanes(c, letter, c.type.scalar) for letter in LETTERS[: c.type.lanes]]
-
-
-def _zero(kind: Type) -> Expression:
-    return ZERO if kind.lanes == 1 else Call(str(kind), (ZERO,), kind)
 
 
 def _times(factor: Expression, c: Expression) -> Expression:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from .activity import statements
-from .counting import Counting, constant
+from .activity import name_of, statements
+from .arrays import numbered, size_of
+from .counting import Counting
 from .frames import Frame, Holder, Statements
 from .liveness import elements_of, expressions_of
 from .nodes import (
@@ -30,6 +32,8 @@ from .nodes import (
     Name,
     Statement,
     Type,
+    constant,
+    is_device,
 )
 from .partials import add, less, mul
 from .pulls import Pulls, meets
@@ -110,7 +114,8 @@ class Restoring:
         if header is not None:
             p.holder.inside.append(plain(p.loop))
             return [*self._before, replace(header, body=self._round)]
-        if self._meets() and not self._is_uniform():
+        parts = (e for s in statements(self._round) for e in expressions_of(s))
+        if any(map(meets, parts)) and not rounds_agree(self._r.uniform, p.loop):
             raise self._r.refused(
                 "a loop in which lanes meet, and whose rounds differ between lanes,",
                 "let all lanes of a simdgroup make the same rounds.",
@@ -139,8 +144,7 @@ class Restoring:
             if isinstance(v, Name):
                 lost.append(Assign(self._line, self._r.adjoint(v), "=", nan))
             else:
-                array = self._r.adjoint_array(v)
-                lost += self._each(array, lambda j: [Assign(self._line, _at(array, j), "=", nan)])  # noqa: B023
+                lost += self._set_all(self._r.adjoint_array(v), lambda _: nan)
         self._before.append(If(self._line, less(limit, count), tuple(lost)))
         return Call("min", (count, limit), INT)
 
@@ -212,16 +216,12 @@ class Restoring:
             self._before.append(Assign(self._line, variable, "=", kept))
             return
         kept_array = self._copied(variable)
-        self._before += self._each(
-            variable, lambda j: [Assign(self._line, _at(variable, j), "=", _at(kept_array, j))]
-        )
+        self._before += self._set_all(variable, partial(numbered, kept_array))
 
     def _copied(self, array: Array) -> Array:
         kept = replace(array, name=self._r.fresh(f"{array.name}_before"))
         self._forward([DeclareArray(self._line, kept)])
-        self._forward(
-            self._each(array, lambda j: [Assign(self._line, _at(kept, j), "=", _at(array, j))])
-        )
+        self._forward(self._set_all(kept, partial(numbered, array)))
         return kept
 
     def _by_element(self, array: Array) -> bool:
@@ -269,8 +269,8 @@ class Restoring:
                 )
             array = Array(r.fresh("fr_tape"), "thread", v.type, (Literal(str(rounds), INT),))
             self._forward([DeclareArray(self._line, array)])
-            self._saves.append(Assign(self._line, _at(array, self._count), "=", v))
-            self._set(v, _at(array, self._k))
+            self._saves.append(Assign(self._line, numbered(array, self._count), "=", v))
+            self._set(v, numbered(array, self._k))
         if not floats:
             return
         width: Expression = NONE
@@ -285,8 +285,7 @@ class Restoring:
             array = Array(r.fresh("fr_tape"), "thread", r.real, (size,))
             self._forward([DeclareArray(self._line, array)])
             width = Literal(str(numbers), INT)
-            place = lambda row: _at(array, row)  # noqa: E731
-            self._tape_each(floats, begins, width, NONE, place)
+            self._tape_each(floats, begins, width, NONE, partial(numbered, array))
             return
         most = p.counting.bound()
         if size is None:
@@ -322,23 +321,25 @@ class Restoring:
             if v.element.lanes > 1:
                 raise r.refused(f"the array of vectors {v.name} that a loop changes",
                                 "use an array of numbers.")  # fmt: skip
-            for made, round_, saving in (
-                (self._saves, self._count, True), (self._first, self._k, False),
-            ):  # fmt: skip
+            self._tape_array(v, partial(row, self._count, at), partial(row, self._k, at))
 
-                def each(j: Name, round_: Expression = round_, saving: bool = saving) -> Statements:
-                    spot = row(round_, at, j)  # noqa: B023
-                    mine = _at(v, j)  # noqa: B023
-                    if saving:
-                        return [Assign(self._line, spot, "=", r.wide(mine))]
-                    return [Assign(self._line, mine, "=", _narrow(spot, mine.type))]
+    def _tape_array(
+        self, v: Array, saved: Callable[[Name], Element], read: Callable[[Name], Element]
+    ) -> None:
+        """Keep an array's elements, and read them again."""
+        self._saves += self._each(
+            v, lambda j: [Assign(self._line, saved(j), "=", self._r.wide(numbered(v, j)))]
+        )
+        self._first += self._set_all(v, lambda j: _narrow(read(j), v.element))
 
-                made += self._each(v, each)
+    def _set_all(self, array: Array, value: Callable[[Name], Expression]) -> Statements:
+        """Give each element of an array a value, by its number."""
+        return self._each(array, lambda j: [Assign(self._line, numbered(array, j), "=", value(j))])
 
     def _each(self, array: Array, body: Callable[[Name], Statements]) -> Statements:
         """Statements for each element of an array."""
         j = Name(self._r.fresh("fr_j"), INT)
-        size = _size(array)
+        size = size_of(array)
         start, update = (Declare(self._line, j, NONE),), (Assign(self._line, j, "+=", ONE),)
         return [Loop(self._line, "for", start, less(j, size), update, tuple(body(j)))]
 
@@ -363,24 +364,10 @@ class Restoring:
             if isinstance(s, Effect):
                 return None
             if isinstance(s, (Assign, AtomicAdd)):
-                place: Expression = s.place
-                while isinstance(place, Lanes):
-                    place = place.of
-                if isinstance(place, Element) and place.array.space == "device":
-                    continue
-                name = place.array.name if isinstance(place, Element) else _name(place)
-                if name in declared or (isinstance(s, Assign) and s.operator in ("+=", "-=")):
-                    continue
-                if name in taken:
-                    continue
-                return None
+                adds = isinstance(s, Assign) and s.operator in ("+=", "-=")
+                if not (is_device(s.place) or adds or name_of(s.place) in declared | taken):
+                    return None
         return header
-
-    def _meets(self) -> bool:
-        return any(meets(e) for s in statements(self._round) for e in expressions_of(s))
-
-    def _is_uniform(self) -> bool:
-        return rounds_agree(self._r.uniform, self._p.loop)
 
 
 def plain(s: Loop) -> Loop:
@@ -392,10 +379,7 @@ def _without_stores(body: Block) -> Block:
     out: list[Statement] = []
     for s in body:
         if isinstance(s, (Assign, AtomicAdd)):
-            place: Expression = s.place
-            while isinstance(place, Lanes):
-                place = place.of
-            if isinstance(place, Element) and place.array.space == "device":
+            if is_device(s.place):
                 continue
         elif isinstance(s, If):
             s = replace(s, yes=_without_stores(s.yes), no=_without_stores(s.no))
@@ -405,11 +389,8 @@ def _without_stores(body: Block) -> Block:
     return tuple(out)
 
 
-def _name(place: Expression) -> str:
-    return place.name if isinstance(place, Name) else ""
-
-
 def name_of_declared(s: Statement) -> str:
+    """The variable or array that a statement declares; nothing of others."""
     if isinstance(s, Declare):
         return s.variable.name
     return s.array.name if isinstance(s, DeclareArray) else ""
@@ -419,25 +400,8 @@ def _kind(v: Name | Array) -> Type:
     return v.type if isinstance(v, Name) else v.element
 
 
-def _size(array: Array) -> Expression:
-    size: Expression = array.dims[0]
-    for dim in array.dims[1:]:
-        size = mul(size, dim)
-    return size
-
-
 def _width(v: Name | Array) -> Expression:
-    return Literal(str(v.type.lanes), INT) if isinstance(v, Name) else _size(v)
-
-
-def _at(array: Array, j: Expression) -> Element:
-    """An element by its number."""
-    indices: list[Expression] = []
-    rest = j
-    for dim in reversed(array.dims[1:]):
-        indices.insert(0, Binary("%", rest, dim, INT))
-        rest = Binary("/", rest, dim, INT)
-    return Element(array, (rest, *indices), array.element)
+    return Literal(str(v.type.lanes), INT) if isinstance(v, Name) else size_of(v)
 
 
 def _narrow(e: Expression, kind: Type) -> Expression:

@@ -6,13 +6,11 @@ that is read again, then what reverses each, the last one first.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import DialectError
 from .activity import Activity, name_of, statements
-from .frames import Branches, Forward, Statements, Undo, branch, flattened, undone
+from .frames import Branches, Forward, Statements, Undo, flattened, undone
 from .jumps import RETURNS, leaves, straightened
 from .liveness import assigned_in, pruned, used_in
 from .nodes import (
@@ -38,11 +36,14 @@ from .nodes import (
     Name,
     Statement,
     Type,
+    branch,
+    is_device,
+    root,
 )
-from .owners import Owners
-from .partials import ZERO, neg
+from .owners import Doubt, Owners
+from .partials import ZERO, neg, zero_of
 from .places import Places
-from .pulls import Pull, Pulls
+from .pulls import Pull
 from .rounds import Rounds, extreme_of
 from .shared import adding, barrier, cleared, with_barriers
 from .tapes import Tape
@@ -105,7 +106,7 @@ def reverse(body: Block, wanted: Wanted) -> Derived:
     return _Reverse(body, wanted).derived()
 
 
-class _Reverse(Rounds, Pulls):
+class _Reverse(Rounds):
     def __init__(self, body: Block, wanted: Wanted) -> None:
         body = _spelled(body)
         changed = assigned_in(body)
@@ -170,11 +171,11 @@ class _Reverse(Rounds, Pulls):
         first: list[Statement] = []
         for i, s in enumerate(body):
             if leaves((s,)) and not (isinstance(s, If) and self._is_guard(s)):
-                return (*first, *straightened(body[i:], RETURNS, self._refuse_at))
+                return (*first, *straightened(body[i:], RETURNS, self.refuse_at))
             if self._acts((s,)):
                 rest = body[i:]
                 if leaves(rest):
-                    rest = straightened(rest, RETURNS, self._refuse_at)
+                    rest = straightened(rest, RETURNS, self.refuse_at)
                 return (*first, *rest)
             first.append(s)
         return tuple(first)
@@ -182,10 +183,6 @@ class _Reverse(Rounds, Pulls):
     @staticmethod
     def _is_guard(s: If) -> bool:
         return not s.no and all(isinstance(inner, Jump) for inner in s.yes)
-
-    def _refuse_at(self, line: int, what: str, instead: str) -> DialectError:
-        self.line = line
-        return self.refused(what, instead)
 
     def _acts(self, body: Block) -> bool:
         """Whether anything is reversed of statements."""
@@ -201,11 +198,11 @@ class _Reverse(Rounds, Pulls):
 
     # -- arrays ------------------------------------------------------------------------------------
 
-    def _check_shared(self, array: str, why: str | None) -> None:
+    def _check_shared(self, array: str, why: Doubt | None) -> None:
         """Refuse a threadgroup array of which an adjoint would be taken several times."""
         if why is not None:
-            self.line = int((re.findall(r"line (\d+)", why) or ["1"])[0])
-            raise self.refused(
+            raise self.refuse_at(
+                why.line,
                 f"the threadgroup array {array}, to which several threads may store ({why}),",
                 "let one thread store each.",
             )
@@ -214,8 +211,8 @@ class _Reverse(Rounds, Pulls):
         """Refuse an output of which a cotangent would be counted several times."""
         why = self._owners[output].stored_once()
         if why is not None:
-            self.line = int((re.findall(r"(?:line|and) (\d+)", why) or ["1"])[-1])
-            raise self.refused(
+            raise self.refuse_at(
+                why.line,
                 f"output {output}, which several threads or rounds may store to ({why}),",
                 "store each once, at an index of the thread's position and the rule's sizes.",
             )
@@ -342,7 +339,6 @@ class _Reverse(Rounds, Pulls):
         raise TypeError(place)
 
     def _declare_array(self, s: DeclareArray) -> None:
-        self.frame.own.add(s.array.name)
         self.declare_array(s)
         self.undone_by(list)
 
@@ -368,10 +364,8 @@ class _Reverse(Rounds, Pulls):
 
     def _assign(self, s: Assign) -> None:
         place, name = s.place, name_of(s.place)
-        inner: Expression = place
-        while isinstance(inner, Lanes):
-            inner = inner.of
-        if isinstance(inner, Element) and inner.array.space == "device":
+        inner = root(place)
+        if isinstance(inner, Element) and is_device(inner):
             value, pull = self.follow(s.value)
             at = self.place(inner)
             self.undone_by(lambda: self._from_output(pull, at, s.operator == "-="))
@@ -439,9 +433,7 @@ class _Reverse(Rounds, Pulls):
         taken = Name(self.fresh("fr_cotangent"), adjoint.type)
         if pull is not None:
             out.append(Declare(self.line, taken, adjoint, constant=True))
-        zero: Expression = ZERO
-        out.append(Assign(self.line, adjoint, "=", zero if adjoint.type.lanes == 1 else
-                          self.fitted(zero, adjoint.type, out)))  # fmt: skip
+        out.append(Assign(self.line, adjoint, "=", zero_of(adjoint.type)))
         return out + (pull(taken) if pull else [])
 
     def _if(self, s: If) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...errors import DialectError
 from .activity import base, name_of, statements
 from .counting import Counting
 from .frames import Frame, Holder, Statements, Undo, flattened, undone
@@ -27,10 +26,10 @@ from .nodes import (
     Loop,
     Name,
     Statement,
+    names_in,
 )
 from .restoring import Pass, Restoring, Reversing, name_of_declared, plain
 from .uniform import rounds_agree
-from .unused import names_in
 
 
 class Rounds(Reversing):
@@ -69,7 +68,7 @@ class Rounds(Reversing):
         extremes = self._extremes_of(s)
         before, self.extremes = self.extremes, {**self.extremes, **extremes}
         alike, self.alike = self.alike, self.alike and rounds_agree(self.uniform, s)
-        self.run(straightened(s.body, ENDS, self._refuse_in_round))
+        self.run(straightened(s.body, ENDS, self.refuse_at))
         self.alike = alike
         self.frames.pop()
         self.fixed, self.extremes = fixed, before
@@ -94,10 +93,6 @@ class Rounds(Reversing):
             if named.count(v.name) == 2 and v.name not in self.extremes:
                 found[v.name] = Name(self.fresh(f"{v.name}_found"), v.type)
         return found
-
-    def _refuse_in_round(self, line: int, what: str, instead: str) -> DialectError:
-        self.line = line
-        return self.refused(what, instead)
 
     # -- in reverse --------------------------------------------------------------------------------
 

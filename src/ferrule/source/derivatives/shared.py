@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from .activity import statements
+from .arrays import numbered, size_of
 from .frames import Frames, Statements, Undo
 from .liveness import elements_in, expressions_of
 from .nodes import (
@@ -13,13 +14,10 @@ from .nodes import (
     Array,
     Assign,
     AtomicAdd,
-    Binary,
     Block,
     Call,
     Declare,
     Effect,
-    Element,
-    Expression,
     Lanes,
     Loop,
     Name,
@@ -27,7 +25,7 @@ from .nodes import (
     Type,
     of,
 )
-from .partials import ZERO, less, mul
+from .partials import less, mul, zero_of
 
 
 def barrier(line: int) -> Effect:
@@ -40,24 +38,14 @@ def barrier(line: int) -> Effect:
 def cleared(frames: Frames, array: Array) -> Statements:
     """All threads write zeros to an array."""
     line, k = frames.line, Name(frames.fresh("fr_k"), UINT)
-    size: Expression = array.dims[0]
-    for dim in array.dims[1:]:
-        size = mul(size, dim)
-    size = Call("uint", (size,), UINT, cast=True)
-    indices: list[Expression] = []
-    rest: Expression = k
-    for dim in reversed(array.dims[1:]):
-        indices.insert(0, Binary("%", rest, dim, UINT))
-        rest = Binary("/", rest, dim, UINT)
-    place = Element(array, (rest, *indices), array.element)
-    zero: Expression = ZERO
-    if array.element.lanes > 1:
-        zero = Call(str(array.element), (ZERO,), array.element)
+    size = Call("uint", (size_of(array),), UINT, cast=True)
+    place = numbered(array, k)
     group = Name("threads_per_threadgroup", UINT._replace(lanes=3))
     threads = mul(mul(Lanes(group, "x", UINT), Lanes(group, "y", UINT)), Lanes(group, "z", UINT))
     start = (Declare(line, k, Name("thread_index_in_threadgroup", UINT)),)
     update = (Assign(line, k, "+=", threads),)
-    return [Loop(line, "for", start, less(k, size), update, (Assign(line, place, "=", zero),))]
+    body = (Assign(line, place, "=", zero_of(array.element)),)
+    return [Loop(line, "for", start, less(k, size), update, body)]
 
 
 def adding(real: Type, widths: set[int]) -> str:

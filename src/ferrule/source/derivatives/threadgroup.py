@@ -15,13 +15,13 @@ from .nodes import (
     Element,
     Expression,
     If,
-    Lanes,
     Literal,
     Loop,
     Name,
     Statement,
+    names_in,
+    root,
 )
-from .unused import names_in
 
 
 def rewritten(body: Block, loop: Loop, array: str) -> bool:
@@ -35,19 +35,18 @@ def rewritten(body: Block, loop: Loop, array: str) -> bool:
     has_read = False
     for s, conditions in _in_order(loop.body, ()):
         place = s.place if isinstance(s, (Assign, AtomicAdd)) else None
+        whole = None if place is None else root(place)
         for e in expressions_of(s):
             inner = e.indices if e is place and isinstance(e, Element) else (e,)
             has_read |= any(_reads(part, array) for part in inner)
-        while isinstance(place, Lanes):
-            place = place.of  # type: ignore[assignment]
-        if not isinstance(place, Element) or place.array.name != array:
+        if not isinstance(whole, Element) or whole.array.name != array:
             continue
-        whole = isinstance(s, Assign) and s.operator == "=" and s.place is place
-        if not whole or any(_varies(e, varying) for e in (*place.indices, *conditions)):
+        anew = isinstance(s, Assign) and s.operator == "=" and place is whole
+        if not anew or any(_varies(e, varying) for e in (*whole.indices, *conditions)):
             return False
-        if has_read and not any(_covers(store, place) for store in stores):
+        if has_read and not any(_covers(store, whole) for store in stores):
             return False
-        stores.append(place)
+        stores.append(whole)
     inside = {id(place) for place in _stores(loop.body, array)}
     outside = [place for place in _stores(body, array) if id(place) not in inside]
     changed = assigned_in(body)
@@ -58,9 +57,7 @@ def rewritten(body: Block, loop: Loop, array: str) -> bool:
 def _stores(body: Block, array: str) -> Iterator[Element]:
     """The places in an array that a body writes."""
     for s in statements(body):
-        place: Expression | None = s.place if isinstance(s, (Assign, AtomicAdd)) else None
-        while isinstance(place, Lanes):
-            place = place.of
+        place = root(s.place) if isinstance(s, (Assign, AtomicAdd)) else None
         if isinstance(place, Element) and place.array.name == array:
             yield place
 
@@ -107,7 +104,6 @@ def _covers(store: Element, later: Element) -> bool:
     if store.indices == later.indices:
         return True
     (first, *_), (at, *_) = store.indices, later.indices
-    while isinstance(first, Lanes):
-        first = first.of
-    is_thread = isinstance(first, Name) and first.name in ATTRIBUTES
+    of = root(first)
+    is_thread = isinstance(of, Name) and of.name in ATTRIBUTES
     return is_thread and isinstance(at, Literal) and at.text in ("0", "0u")

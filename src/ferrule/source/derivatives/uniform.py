@@ -16,11 +16,12 @@ from .nodes import (
     Expression,
     If,
     Lanes,
-    Literal,
     Loop,
     Name,
     Statement,
+    constant,
     operands,
+    root,
 )
 
 _VARIES = frozenset({
@@ -43,7 +44,8 @@ class Uniform:
 
     def __init__(self, body: Block, threadgroup: Sequence[Expression | None]) -> None:
         width = threadgroup[0]
-        self._rows = isinstance(width, Literal) and int(width.text.rstrip("uUlL"), 0) % 32 == 0
+        size = None if width is None else constant(width)
+        self._rows = size is not None and size % 32 == 0
         self._varying: set[str] = set()
         self._first: dict[str, Expression] = {}
         before = -1
@@ -59,8 +61,8 @@ class Uniform:
             return self._rows and e.letters in ("y", "z", "yz")
         if isinstance(e, Binary) and e.operator in ("/", ">>") and self._rows:
             least = 32 if e.operator == "/" else 5
-            if isinstance(e.right, Literal) and self._counts(e.left):
-                number = int(e.right.text.rstrip("uUlL"), 0)
+            number = constant(e.right)
+            if number is not None and self._counts(e.left):
                 return number >= least and (e.operator == ">>" or number % 32 == 0)
         if isinstance(e, Call) and base(e.name).startswith(("simd_", "quad_")):
             return base(e.name) in _AGREES
@@ -88,10 +90,8 @@ class Uniform:
                     self._varying.add(s.variable.name)
         elif isinstance(s, Assign):
             self._first.pop(name_of(s.place), None)
-            inner: Expression = s.place
+            inner = root(s.place)
             indices: tuple[Expression, ...] = ()
-            while isinstance(inner, Lanes):
-                inner = inner.of
             if isinstance(inner, Element):
                 indices = inner.indices
                 if inner.array.space != "thread":
